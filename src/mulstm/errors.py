@@ -1,0 +1,39 @@
+"""What a user can get wrong: each kind is one sentence, the next step, and an exit code."""
+
+from __future__ import annotations
+
+
+class MulstmError(Exception):
+    """A fault the user can mend. The text says what is wrong, then what to do; no traceback is shown."""
+
+    exit_code = 3
+
+
+class RecipeError(MulstmError):
+    """A recipe has unknown keys, wrong types or impossible values."""
+
+
+class DataError(MulstmError):
+    """A corpus is missing, damaged, too short, or holds bytes outside the alphabet."""
+
+
+class CheckpointError(MulstmError):
+    """A checkpoint is truncated, foreign, tampered with, or of another alphabet."""
+
+
+class BackendError(MulstmError):
+    """A backend asked for by name cannot do the work."""
+
+
+class RunError(MulstmError):
+    """A run folder is in use, incomplete, or the run went wrong (a non-finite loss)."""
+
+
+class ExtraError(MulstmError):
+    """An optional dependency is not installed."""
+
+
+class CheckFailedError(MulstmError):
+    """A check failed: a round trip, a benchmark's gate, an archive's integrity."""
+
+    exit_code = 4
