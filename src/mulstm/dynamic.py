@@ -1,0 +1,155 @@
+"""Dynamic evaluation: a model goes on learning from the text it is being measured on, always scoring first."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mulstm.data.corpus import Split
+from mulstm.data.lanes import Lanes
+from mulstm.errors import DataError
+from mulstm.evaluate import Evaluation
+from mulstm.nn.model import LanguageModel
+from mulstm.ops import State
+
+Statistics = dict[str, Tensor]  # parameter name -> R, the root mean square of its mini-batch gradients
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How far each segment moves the model, and how strongly it is pulled back to what it was."""
+
+    segment: int = 20  # symbols scored, then learnt from
+    rate: float = 2e-4
+    pull: float = 0.01  # towards the trained weights, after each segment
+    epsilon: float = 1e-5
+
+
+def gather_statistics(
+    model: LanguageModel, split: Split, *, lanes: int = 100, segment: int = 20, batches: int = 500
+) -> Statistics:
+    """R for every parameter: root of the mean squared gradient over batches of `lanes` x `segment` symbols."""
+    parameters = dict(model.named_parameters())
+    squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    device = next(iter(parameters.values())).device
+    chunks = Lanes(split, min(lanes, max(1, split.symbols_count // segment)), segment, trim=True)
+    count = min(batches, len(chunks))
+    if count == 0:
+        raise DataError(
+            f"{split.symbols_count:,} symbols give no batch of {lanes} lanes x {segment}. Take a longer text or fewer lanes."
+        )
+    state: tuple[State, ...] | None = None
+    for k in range(count):
+        chunk = chunks.chunk_at(k)
+        x, y = (torch.from_numpy(part).to(device, torch.long) for part in (chunk.x, chunk.y))
+        logits, state = model(x, state)
+        state = _cut(state)
+        nats = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        for name, g in zip(parameters, torch.autograd.grad(nats, list(parameters.values())), strict=True):
+            squares[name].addcmul_(g, g, value=1 / count)
+    return {name: s.sqrt_() for name, s in squares.items()}
+
+
+class Learner:
+    """A private copy of a model that is scored on a segment, then learns from it; the original never changes."""
+
+    def __init__(self, model: LanguageModel, statistics: Statistics, settings: Settings) -> None:
+        self.model = copy.deepcopy(model)
+        named = dict(self.model.named_parameters())
+        self.theta = list(named.values())
+        self.theta_0 = [p.detach().clone() for p in self.theta]
+        R = [statistics[name].to(p.device) for name, p in named.items()]
+        mean = sum(float(r.sum(dtype=torch.float64)) for r in R) / sum(r.numel() for r in R)
+        self.step = [settings.rate / (r + settings.epsilon) for r in R]
+        self.pull = [(settings.pull / mean * r).clamp_(max=1.0) for r in R]
+        self.state = self.model.zero_state(1)
+
+    def learn(self, x: Tensor, y: Tensor) -> Tensor:
+        """Nats of each of the segment's symbols, (T,), before the model has learnt from any of them."""
+        logits, state = self.model(x, self.state)
+        nats = F.cross_entropy(logits[0], y[0], reduction="none")
+        g = torch.autograd.grad(nats.mean(), self.theta)
+        with torch.no_grad():
+            torch._foreach_lerp_(self.theta, self.theta_0, self.pull)
+            torch._foreach_addcmul_(self.theta, g, self.step, value=-1.0)
+            for kept, new in zip(self.state, state, strict=True):
+                kept.h.copy_(new.h)
+                kept.c.copy_(new.c)
+        return nats.detach()
+
+
+class GraphedLearner:
+    """The same learner with a whole segment captured in one CUDA graph."""
+
+    def __init__(self, learner: Learner, segment: int) -> None:
+        device = learner.theta[0].device
+        self.x = torch.zeros(1, segment, dtype=torch.long, device=device)
+        self.y = torch.zeros_like(self.x)
+        kept = [tensor.clone() for tensor in (*learner.theta, *(t for s in learner.state for t in s))]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # warm-up: libraries and kernels must be loaded before capture
+            for _ in range(3):
+                learner.learn(self.x, self.y)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.nats = learner.learn(self.x, self.y)
+        with torch.no_grad():
+            for tensor, was in zip((*learner.theta, *(t for s in learner.state for t in s)), kept, strict=True):
+                tensor.copy_(was)
+
+    def learn(self, x: Tensor, y: Tensor) -> Tensor:
+        """As Learner.learn, for segments of the captured length."""
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self.graph.replay()
+        return self.nats
+
+
+def evaluate_dynamic(
+    model: LanguageModel,
+    split: Split,
+    statistics: Statistics,
+    settings: Settings,
+    *,
+    symbols: int = 0,  # of the split's beginning; 0: all
+) -> Evaluation:
+    """One lane, one pass, every symbol scored before the model learns from it."""
+    learner = Learner(model, statistics, settings)
+    device = learner.theta[0].device
+    total = min(symbols, split.symbols_count) if symbols else split.symbols_count
+    text = torch.from_numpy(split.read(-1, total)).to(device, torch.long)[None]
+    started = time.perf_counter()
+    whole = total // settings.segment
+    fast: Learner | GraphedLearner = learner
+    if device.type == "cuda" and whole > 0:
+        fast = GraphedLearner(learner, settings.segment)
+    losses = torch.empty(total, device=device)
+    for start in range(0, total, settings.segment):
+        stop = min(start + settings.segment, total)
+        x, y = text[:, start:stop], text[:, start + 1 : stop + 1]
+        losses[start:stop] = (fast if stop - start == settings.segment else learner).learn(x, y)
+    nats = float(losses.sum(dtype=torch.float64))
+    if not math.isfinite(nats):
+        raise DataError(
+            f"Dynamic evaluation diverged at rate {settings.rate:g}. Lower the rate or raise the pull-back."
+        )
+    return Evaluation(
+        nats=nats,
+        symbols=total,
+        words=split.words if total == split.symbols_count else None,
+        seconds=time.perf_counter() - started,
+        losses=losses.cpu().numpy(),
+    )
+
+
+def _cut(states: tuple[State, ...]) -> tuple[State, ...]:
+    """The same states without their history: gradients stop at a segment's border."""
+    return tuple(State(s.h.detach(), s.c.detach()) for s in states)
