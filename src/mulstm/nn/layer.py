@@ -1,0 +1,214 @@
+"""One recurrent layer with the paper's parameters: from symbols or vectors to h, whatever the cell."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mulstm.ops import State, blocks, recurrence, tensor_recurrence
+
+MULTIPLICATIVE = ("mlstm", "mrnn")
+
+
+def time_first(x: Tensor) -> Tensor:
+    """(B, T, ...) as (T, B, ...) and back: a view."""
+    return x.transpose(0, 1)
+
+
+def normalised(W: Tensor, g: Tensor | None) -> Tensor:
+    """The rows of W with the lengths g; a row of zeros stays one instead of becoming NaN."""
+    if g is None:
+        return W
+    length = W.square().sum(dim=-1, keepdim=True)
+    empty = length == 0
+    # The root's slope at zero is infinite, so a zero must not reach it, masked afterwards or not.
+    length = torch.where(empty, 1.0, length).sqrt()
+    return W * (g.unsqueeze(-1) / length)
+
+
+class Weights(NamedTuple):
+    """A layer's matrices as they act: weight norm applied, cast to the type that computes."""
+
+    W_mx: Tensor | None  # (H, E)
+    W_mh: Tensor | None  # (H, H)
+    W_ml: Tensor | None  # (H, H)  from the layer below
+    W_zx: Tensor  # (4H, E)
+    W_zm: Tensor | None  # (4H, H)
+    W_zl: Tensor | None  # (4H, H)
+    W_hh: Tensor | None  # (N, H, H)  tensor RNN
+    b_z: Tensor  # (4H)  what is added to z
+    b_h: Tensor | None  # (H)   "initial" unit: what is added inside the last tanh
+    alpha: Tensor | None  # (4H)  MI-LSTM
+    beta_1: Tensor | None
+    beta_2: Tensor | None
+
+
+class Tables(NamedTuple):
+    """The input side of every symbol, one row each: W_mx x, W_zx x + b, and MI-LSTM's factor."""
+
+    mx: Tensor | None  # (N, H)
+    zx: Tensor  # (N, 4H)
+    px: Tensor | None  # (N, 4H)
+
+
+class Layer(nn.Module):
+    """One layer of any cell. For lstm, milstm and rnn W_zm is the matrix on h_{t-1}."""
+
+    b_z: nn.Parameter
+
+    def __init__(
+        self,
+        cell: str,
+        inputs: int,  # E, or N for one-hot input, or the H of the layer below
+        hidden: int,
+        *,
+        unit: str = "standard",
+        lower: int = 0,  # width of the layer below, where skip wiring gives it matrices of its own
+        symbols: int = 0,  # N, for the tensor RNN's matrices
+        weight_norm: bool = False,
+        learn_b_h: bool = True,
+    ) -> None:
+        super().__init__()
+        self.cell, self.hidden, self.inputs, self.lower = cell, hidden, inputs, lower
+        self.unit = "tanh" if cell in ("rnn", "mrnn", "tensor-rnn") else unit
+        self.learn_b_h = learn_b_h
+        H, Z = hidden, blocks(self.unit) * hidden
+        shapes: dict[str, tuple[int, ...]] = {"W_zx": (Z, inputs)}
+        if cell == "tensor-rnn":
+            shapes["W_hh"] = (symbols, H, H)
+        else:
+            shapes["W_zm"] = (Z, H)
+        if cell in MULTIPLICATIVE:
+            shapes |= {"W_mx": (H, inputs), "W_mh": (H, H)}
+        if lower:
+            shapes["W_zl"] = (Z, lower)
+            if cell in MULTIPLICATIVE:
+                shapes["W_ml"] = (H, lower)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+            if weight_norm:
+                self.register_parameter("g" + name[1:], nn.Parameter(torch.zeros(shape[:-1])))
+        self.b_z = nn.Parameter(torch.zeros(Z))
+        if cell == "milstm":
+            for name in ("alpha", "beta_1", "beta_2"):
+                self.register_parameter(name, nn.Parameter(torch.zeros(Z)))
+
+    @property
+    def matrices(self) -> list[str]:
+        """Names of the weight matrices this layer has."""
+        return [name for name in self._parameters if name.startswith("W_")]
+
+    def parameter(self, name: str) -> Tensor | None:
+        """The parameter of that name, or None where the cell has none."""
+        return self._parameters.get(name)
+
+    def weights(self, dtype: torch.dtype, drop: dict[str, Tensor] | None = None) -> Weights:
+        """The matrices as they act; `drop` holds DropConnect masks by matrix name."""
+
+        def matrix(name: str) -> Tensor | None:
+            W = self._parameters.get(name)
+            if W is None:
+                return None
+            W_eff = normalised(W, self._parameters.get("g" + name[1:]))
+            if drop is not None and name in drop:
+                W_eff = W_eff * drop[name]
+            return W_eff.to(dtype)
+
+        def vector(name: str) -> Tensor | None:
+            v = self._parameters.get(name)
+            return None if v is None else v.to(dtype)
+
+        b_z: Tensor = self.b_z
+        b_h: Tensor | None = None
+        if self.unit == "initial":
+            b_h = b_z[: self.hidden]
+            b_h = b_h if self.learn_b_h else b_h.detach()
+            b_z = torch.cat([torch.zeros_like(b_h), b_z[self.hidden :]])
+        W_zx = matrix("W_zx")
+        assert W_zx is not None
+        return Weights(
+            W_mx=matrix("W_mx"),
+            W_mh=matrix("W_mh"),
+            W_ml=matrix("W_ml"),
+            W_zx=W_zx,
+            W_zm=matrix("W_zm"),
+            W_zl=matrix("W_zl"),
+            W_hh=matrix("W_hh"),
+            b_z=b_z.to(dtype),
+            b_h=None if b_h is None else b_h.to(dtype),
+            alpha=vector("alpha"),
+            beta_1=vector("beta_1"),
+            beta_2=vector("beta_2"),
+        )
+
+    def forward(
+        self,
+        w: Weights,
+        mx: Tensor | None,  # (T, B, H)
+        zx: Tensor,  # (T, B, 4H)
+        px: Tensor | None,
+        state: State,
+        mask: Tensor | None,
+        backend: str,
+        symbols: Tensor | None = None,  # (T, B), the tensor RNN only
+    ) -> tuple[Tensor, State]:
+        """All h, time first, and the state after the chunk."""
+        if w.W_hh is not None:
+            if symbols is None:
+                raise ValueError("The tensor RNN needs the symbols: each has a transition matrix of its own.")
+            return tensor_recurrence(symbols, zx, w.W_hh, state, mask)
+        assert w.W_zm is not None
+        return recurrence(
+            mx, zx, w.W_mh, w.W_zm, state, mask=mask, px=px, b_h=w.b_h, unit=self.unit, backend=backend
+        )
+
+
+def tables(w: Weights, embedding: Tensor | None) -> Tables:
+    """The input side of each symbol, for input that is one-hot or an unmasked embedding."""
+
+    def rows(W: Tensor) -> Tensor:
+        return W.T.contiguous() if embedding is None else embedding @ W.T
+
+    mx = None if w.W_mx is None else rows(w.W_mx)
+    zx, px = interact(w, rows(w.W_zx))
+    return Tables(mx, zx, px)
+
+
+def interact(w: Weights, wx: Tensor) -> tuple[Tensor, Tensor | None]:
+    """zx and px from the bare product W_zx x (+ W_zl l)."""
+    if w.alpha is None or w.beta_1 is None or w.beta_2 is None:
+        return wx + w.b_z, None
+    return w.beta_2 * wx + w.b_z, w.alpha * wx + w.beta_1
+
+
+def look_up(table: Tables, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """mx, zx, px of symbols x (T, B)."""
+    mx = None if table.mx is None else nn.functional.embedding(x, table.mx)
+    px = None if table.px is None else nn.functional.embedding(x, table.px)
+    return mx, nn.functional.embedding(x, table.zx), px
+
+
+def project(
+    w: Weights,
+    x: Tensor | None,  # (T, B, E), or None with symbols
+    symbols: Tensor | None,  # (T, B), one-hot
+    low: Tensor | None,  # (T, B, H) of the layer below
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """mx, zx, px where a table does not serve: masked embeddings, few symbols, a layer below."""
+
+    def product(W: Tensor, W_low: Tensor | None, bias: Tensor | None) -> Tensor:
+        if x is not None:
+            y = nn.functional.linear(x, W, bias)
+        else:
+            assert symbols is not None
+            y = nn.functional.embedding(symbols, W.T)
+            y = y if bias is None else y + bias
+        return y if low is None or W_low is None else y + nn.functional.linear(low, W_low)
+
+    mx = None if w.W_mx is None else product(w.W_mx, w.W_ml, None)
+    if w.alpha is None:
+        return mx, product(w.W_zx, w.W_zl, w.b_z), None
+    zx, px = interact(w, product(w.W_zx, w.W_zl, None))
+    return mx, zx, px

@@ -1,0 +1,270 @@
+"""The language model of the paper: symbols and a state to logits and a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from mulstm.errors import RecipeError
+from mulstm.nn.initial import initialise
+from mulstm.nn.layer import Layer, Tables, Weights, look_up, project, tables, time_first
+from mulstm.ops import State
+from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+class Masks(NamedTuple):
+    """What variational dropout keeps, already divided by the share kept. None: keep all."""
+
+    embedding: Tensor | None = None  # (B, E)
+    hidden: tuple[Tensor | None, ...] = ()  # (B, H) for each layer; () is none at all
+    output: Tensor | None = None  # (B, H), with skip wiring (B, layers * H)
+    weights: tuple[dict[str, Tensor], ...] = ()  # by layer and matrix; DropConnect
+
+
+class Prepared(NamedTuple):
+    """Everything the parameters alone decide, ready for a chunk."""
+
+    embedding: Tensor | None  # (N, E), cast
+    layers: tuple[Weights, ...]
+    tables: tuple[Tables | None, ...]  # None where a layer's input is not the bare symbol
+
+
+class LanguageModel(nn.Module):
+    """A model of a text's next symbol. Dropout is not its business: masks are handed in."""
+
+    embedding: nn.Parameter | None
+    b_out: nn.Parameter | None
+
+    def __init__(
+        self, recipe: ModelRecipe, alphabet_size: int, init: InitRecipe | None = InitRecipe()
+    ) -> None:
+        """Starts from `init`; None leaves zeros, for weights that are loaded or drawn later."""
+        super().__init__()
+        _check(recipe, alphabet_size)
+        self.recipe, self.alphabet_size = recipe, alphabet_size
+        self.backend, self.precision = "auto", "fp32"
+        self._cache: tuple[Any, Prepared] | None = None
+        N, H, E = alphabet_size, recipe.hidden, recipe.embedding
+        self.embedding = nn.Parameter(torch.zeros(N, E)) if E else None
+        self.layers = nn.ModuleList(
+            Layer(
+                recipe.cell,
+                (E or N) if k == 0 or recipe.skip else H,
+                H,
+                unit=recipe.unit,
+                lower=H if k > 0 and recipe.skip else 0,
+                symbols=N,
+                weight_norm=recipe.weight_norm,
+                learn_b_h=recipe.learn_b_h,
+            )
+            for k in range(recipe.layers)
+        )
+        self.W_out = nn.Parameter(torch.zeros(N, H * (recipe.layers if recipe.skip else 1)))
+        self.b_out = nn.Parameter(torch.zeros(N)) if recipe.output_bias else None
+        if init is not None and self.W_out.device.type != "meta":
+            self.initialise(init)
+
+    @property
+    def stack(self) -> list[Layer]:
+        """The layers, lowest first."""
+        return cast(list[Layer], list(self.layers))
+
+    def forward(
+        self,
+        x: Tensor,  # (B, T)  symbols
+        state: tuple[State, ...] | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """Logits (B, T, N), never less than float32, and the state after the chunk."""
+        hs, states = self._run(x, state, masks)
+        h = torch.cat(hs, dim=-1) if self.recipe.skip else hs[-1]  # (T, B, H)
+        if masks is not None and masks.output is not None:
+            h = h * masks.output.to(h.dtype)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        b_out = None if self.b_out is None else self.b_out.to(wide)
+        return time_first(nn.functional.linear(h.to(wide), self.W_out.to(wide), b_out)), states
+
+    def hidden(
+        self, x: Tensor, state: tuple[State, ...] | None = None, masks: Masks | None = None
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """h of the last layer, (B, T, H), and the state after the chunk."""
+        hs, states = self._run(x, state, masks)
+        return time_first(hs[-1]), states
+
+    def _run(
+        self, x: Tensor, state: tuple[State, ...] | None, masks: Masks | None
+    ) -> tuple[list[Tensor], tuple[State, ...]]:
+        """h of every layer, time first, and the states."""
+        B, T = x.shape
+        masks = masks or Masks()
+        state = self.zero_state(B) if state is None else state
+        x = time_first(x).long()
+        prepared = self._prepared(masks, B * T)
+        hs: list[Tensor] = []
+        states: list[State] = []
+        for k, layer in enumerate(self.stack):
+            low = hs[-1] if hs else None
+            mx, zx, px = self._input(prepared, k, x, low, masks.embedding)
+            prev = State(state[k].h.to(self.dtype), state[k].c)
+            mask = masks.hidden[k] if masks.hidden else None
+            h, after = layer(prepared.layers[k], mx, zx, px, prev, mask, self.backend, x)
+            hs.append(h)
+            states.append(after)
+        return hs, tuple(states)
+
+    def _input(
+        self, prepared: Prepared, k: int, x: Tensor, low: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """mx, zx and px of layer k."""
+        table, w = prepared.tables[k], prepared.layers[k]
+        if table is not None and mask is None:
+            return look_up(table, x)
+        if low is not None and not self.recipe.skip:
+            return project(w, low, None, None)
+        if prepared.embedding is None:
+            return project(w, None, x, low)
+        e = nn.functional.embedding(x, prepared.embedding)
+        return project(w, e if mask is None else e * mask.to(e.dtype), None, low)
+
+    def _prepared(self, masks: Masks, symbols: int) -> Prepared:
+        """Weights as they act. In evaluation they are kept until a parameter changes."""
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
+        if masks.weights or any(p.is_inference() for p in self.parameters()):
+            return self._prepare(masks, tabled=masks.embedding is None)
+        now = [(p, p._version, p.data_ptr()) for p in self.parameters()]
+        if self._cache is not None:
+            then, prepared = self._cache
+            if (self.precision, [(id(p), *rest) for p, *rest in now]) == then[:2]:
+                return prepared
+        prepared = self._prepare(masks, tabled=True)
+        # The storages are held on to, so that no other tensor can come to live at their addresses.
+        held = [p.detach() for p, *_ in now]
+        self._cache = ((self.precision, [(id(p), *rest) for p, *rest in now], held), prepared)
+        return prepared
+
+    def _prepare(self, masks: Masks, tabled: bool) -> Prepared:
+        embedding = None if self.embedding is None else self.embedding.to(self.dtype)
+        weights = tuple(
+            layer.weights(self.dtype, masks.weights[k] if masks.weights else None)
+            for k, layer in enumerate(self.stack)
+        )
+        first = (tables(weights[0], embedding) if tabled else None,)
+        return Prepared(embedding, weights, first + (None,) * (len(weights) - 1))
+
+    def forget(self) -> None:
+        """Drops what evaluation keeps of the weights. Needed only after they were changed behind autograd's
+        back: through `.data`, or by the replay of a CUDA graph."""
+        self._cache = None
+
+    def train(self, mode: bool = True) -> Self:
+        self.forget()
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.forget()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of h and of the products."""
+        return PRECISIONS[self.precision]
+
+    def zero_state(self, B: int) -> tuple[State, ...]:
+        """The state before the first symbol, for B lanes."""
+        H, device = self.recipe.hidden, self.W_out.device
+        wide = torch.promote_types(self.dtype, torch.float32)
+        C = H if self.recipe.cell in ("lstm", "milstm", "mlstm") else 0
+        return tuple(
+            State(
+                torch.zeros(B, H, dtype=self.dtype, device=device),
+                torch.zeros(B, C, dtype=wide, device=device),
+            )
+            for _ in range(self.recipe.layers)
+        )
+
+    def draw_masks(
+        self, B: int, dropout: DropoutRecipe | Any, generator: torch.Generator | None = None
+    ) -> Masks | None:
+        """New masks for B lanes. `dropout` has the recipe's four shares, as numbers or as device tensors
+        (then a mask is drawn whatever their value); None where nothing is dropped."""
+        r, device = self.recipe, self.W_out.device
+
+        def draw(p: float | Tensor, *shape: int) -> Tensor | None:
+            if isinstance(p, (int, float)) and p == 0:
+                return None
+            u = torch.rand(shape, generator=generator, device=generator.device if generator else device)
+            return (u.to(device) >= p).float() / (1 - p)
+
+        if not r.embedding and not (isinstance(dropout.embedding, (int, float)) and dropout.embedding == 0):
+            raise RecipeError(
+                f"dropout.embedding is {dropout.embedding} and the input is one-hot. "
+                "Set dropout.embedding = 0 or give the model an embedding."
+            )
+        embedding = draw(dropout.embedding, B, r.embedding)
+        hidden = tuple(draw(dropout.hidden, B, r.hidden) for _ in range(r.layers))
+        output = draw(dropout.output, B, self.W_out.shape[1])
+        weights = []
+        for layer in self.stack:
+            names = [n for n in layer.matrices if n in ("W_mh", "W_zm", "W_hh")]
+            drawn = {n: draw(dropout.weights, *layer.get_parameter(n).shape) for n in names}
+            weights.append({n: m for n, m in drawn.items() if m is not None})
+        masks = Masks(
+            embedding,
+            hidden if any(m is not None for m in hidden) else (),
+            output,
+            tuple(weights) if any(weights) else (),
+        )
+        return None if masks == Masks() else masks
+
+    def initialise(self, init: InitRecipe, generator: torch.Generator | None = None) -> None:
+        """Draws all parameters anew."""
+        initialise(self, init, generator)
+        self.forget()
+
+    @torch.no_grad()
+    def folded(self) -> LanguageModel:
+        """The same function with the embedding and weight norm multiplied away."""
+        recipe = replace(self.recipe, embedding=0, weight_norm=False)
+        model = LanguageModel(recipe, self.alphabet_size, init=None).to(self.W_out.device, self.W_out.dtype)
+        model.backend, model.precision = self.backend, self.precision
+        model.W_out.copy_(self.W_out)
+        if model.b_out is not None and self.b_out is not None:
+            model.b_out.copy_(self.b_out)
+        for k, (mine, its) in enumerate(zip(self.stack, model.stack, strict=True)):
+            w = mine.weights(self.W_out.dtype)
+            for name in its.matrices:
+                W = getattr(w, name)
+                from_symbols = name in ("W_zx", "W_mx") and (k == 0 or self.recipe.skip)
+                if from_symbols and self.embedding is not None:
+                    W = W @ self.embedding.T
+                its.get_parameter(name).copy_(W)
+            for name in ("b_z", "alpha", "beta_1", "beta_2"):
+                vector = mine.parameter(name)
+                if vector is not None:
+                    its.get_parameter(name).copy_(vector)
+        return model.train(self.training)
+
+    def parameter_count(self) -> int:
+        """How many numbers are trained."""
+        return sum(p.numel() for p in self.parameters())
+
+
+def _check(recipe: ModelRecipe, alphabet_size: int) -> None:
+    if recipe.cell not in CELLS:
+        raise RecipeError(f"There is no cell {recipe.cell!r}. Choose one of: {', '.join(CELLS)}.")
+    if recipe.unit not in ("standard", "initial", "initial-text"):
+        raise RecipeError(f"There is no unit {recipe.unit!r}. Choose standard, initial or initial-text.")
+    for name, value in (("hidden", recipe.hidden), ("layers", recipe.layers), ("alphabet", alphabet_size)):
+        if value < 1:
+            raise RecipeError(f"The model's {name} is {value}. Give at least 1.")
+    if recipe.embedding < 0:
+        raise RecipeError(
+            f"The model's embedding is {recipe.embedding}. Give a size, or 0 for one-hot input."
+        )
