@@ -1,0 +1,118 @@
+"""A model sees symbols 0 ... N-1; an alphabet says which byte each of them stands for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mulstm.errors import DataError
+
+Bytes = NDArray[np.uint8]
+Raw = bytes  # inside the class, `bytes` is the alphabet of that name
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """At most 256 distinct bytes; the symbol is the place in `symbols`."""
+
+    symbols: bytes
+
+    def __post_init__(self) -> None:
+        if not self.symbols or len(set(self.symbols)) != len(self.symbols):
+            raise DataError(
+                f"An alphabet needs distinct bytes, at least one, and got {self.symbols[:20]!r}. "
+                "Take the alphabet that was stored with the model."
+            )
+
+    @classmethod
+    def bytes(cls) -> Alphabet:
+        """All 256 bytes, each its own symbol."""
+        return cls(bytes(range(256)))
+
+    @classmethod
+    def distinct(cls, data: Raw | Bytes | Iterable[Raw | Bytes]) -> Alphabet:
+        """The sorted distinct bytes of `data`, which may come in blocks."""
+        seen = np.zeros(256, dtype=bool)
+        for block in [data] if isinstance(data, (bytes, np.ndarray)) else data:
+            seen |= np.bincount(_array(block), minlength=256) > 0
+            if seen.all():
+                break
+        return cls(bytes(np.flatnonzero(seen).astype(np.uint8)))
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return len(self.symbols)
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits that differ when the alphabets do."""
+        return hashlib.sha256(self.symbols).hexdigest()[:16]
+
+    @cached_property
+    def _symbol_of(self) -> NDArray[np.int16]:
+        table = np.full(256, -1, dtype=np.int16)
+        table[np.frombuffer(self.symbols, dtype=np.uint8)] = np.arange(self.size, dtype=np.int16)
+        return table
+
+    @cached_property
+    def _byte_of(self) -> Bytes:
+        return np.frombuffer(self.symbols, dtype=np.uint8)
+
+    @cached_property
+    def _is_all_bytes(self) -> bool:
+        return self.symbols == bytes(range(256))
+
+    def encode(self, data: Raw | Bytes, *, offset: int = 0) -> Bytes:
+        """The symbols of `data`, in its shape; `offset` is where it stands in its file, for the error."""
+        array = _array(data)
+        if self._is_all_bytes:
+            return array
+        symbols = self._symbol_of[array]
+        if symbols.size and symbols.min() < 0:
+            place = int(np.flatnonzero(symbols.ravel() < 0)[0])
+            byte = int(array.ravel()[place])
+            raise DataError(
+                f"Byte {_name(byte)} at offset {offset + place:,} is not in the alphabet of {self.size}. "
+                'Take it out of the text, or use a model trained with data.alphabet = "bytes".'
+            )
+        return symbols.astype(np.uint8)
+
+    def decode(self, symbols: Any) -> Raw:
+        """The bytes of the symbols."""
+        array = np.asarray(symbols)
+        if array.size and (array.min() < 0 or array.max() >= self.size):
+            raise DataError(
+                f"Symbol {array.max()} is outside the alphabet of {self.size}. "
+                "Decode with the alphabet that encoded it."
+            )
+        return self._byte_of[array.astype(np.intp)].tobytes()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; `bytes` holds the symbols as hexadecimal digits."""
+        return {"size": self.size, "bytes": self.symbols.hex()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Alphabet:
+        """The alphabet such an object describes."""
+        try:
+            symbols, size = bytes.fromhex(value["bytes"]), value["size"]
+        except (TypeError, KeyError, ValueError):
+            size, symbols = -1, b""
+        if size != len(symbols):
+            raise DataError("This is not a stored alphabet. Take the file as mulstm wrote it.")
+        return cls(symbols)
+
+
+def _array(data: bytes | Bytes) -> Bytes:
+    return data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
+
+
+def _name(byte: int) -> str:
+    return f"0x{byte:02x} ({chr(byte)!r})" if 32 <= byte < 127 else f"0x{byte:02x}"

@@ -1,0 +1,206 @@
+"""A corpus is a text, its alphabet, and where its train, valid and test parts begin."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mulstm.data import stdlib, store
+from mulstm.data.alphabet import Alphabet, Bytes
+from mulstm.data.known import KNOWN, Known
+from mulstm.data.text import Text
+from mulstm.errors import DataError
+from mulstm.recipe import parse_split
+
+SPLITS = ("train", "valid", "test", "all")
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of a corpus; symbol 0 is its first to be predicted, symbol -1 the one before it."""
+
+    corpus: str
+    name: str
+    alphabet: Alphabet
+    text: Text
+    start: int  # in the text
+    stop: int
+    has_words: bool = False
+
+    @property
+    def symbols_count(self) -> int:
+        """How many symbols are predicted."""
+        return max(0, self.stop - self.start)
+
+    @property
+    def has_context(self) -> bool:
+        """Whether there is a symbol before the first."""
+        return self.start > 0
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Symbols start ... stop-1; start may be -1."""
+        if not -1 <= start <= stop <= self.symbols_count:
+            raise IndexError(f"symbols {start} to {stop} of {self.symbols_count}")
+        low = self.start + start
+        return self.alphabet.encode(self.text.read(low, self.start + stop), offset=low)
+
+    def pairs(self, places: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
+        """For each place the symbol before it and the symbol there."""
+        found = self.text.take(np.stack([places - 1, places]) + self.start)
+        x, y = self.alphabet.encode(found)
+        return x, y
+
+    def raw(self) -> bytes:
+        """The part as it stands in the file, for those who compress or count it."""
+        return self.text.read(self.start, self.stop).tobytes()
+
+    @cached_property
+    def words(self) -> int | None:
+        """White-space tokens and newlines, for corpora whose words are counted; else None."""
+        if not self.has_words:
+            return None
+        # The first byte of a text is nobody's prediction, but the word it opens counts.
+        data = self.text.read(0 if self.start == 1 else self.start, self.stop).tobytes()
+        return len(data.split()) + data.count(b"\n")
+
+
+class Corpus:
+    """A text that has been cut; `load` makes it."""
+
+    def __init__(
+        self,
+        name: str,
+        text: Text,
+        alphabet: Alphabet,
+        ends: tuple[int, int],
+        *,
+        protocol: str = "",
+        has_words: bool = False,
+    ) -> None:
+        self.name, self.text, self.alphabet, self.protocol = name, text, alphabet, protocol
+        self._ends, self._has_words = ends, has_words
+
+    def split(self, name: str) -> Split:
+        """The part called train, valid or test; or all of it."""
+        first, second = self._ends
+        n = len(self.text)
+        ranges = {"train": (0, first), "valid": (first, second), "test": (second, n), "all": (0, n)}
+        if name not in ranges:
+            raise DataError(f'A corpus has no part called "{name}". Say one of {", ".join(SPLITS)}.')
+        start, stop = ranges[name]
+        # The very first byte of the text has nothing before it: it is context, not predicted.
+        return Split(self.name, name, self.alphabet, self.text, max(1, start), stop, self._has_words)
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    split: str = "",
+    protocol: str = "",
+    alphabet: str = "bytes",
+) -> Corpus:
+    """A corpus by its name, or any file or folder.
+
+    `split` gives the shares of train, valid and test ("90-5-5" where it is empty); `protocol` is for
+    corpora that have several; `alphabet` is "bytes" or "corpus" (the distinct bytes of the whole text).
+    """
+    known = {k.name: k for k in KNOWN}.get(str(name_or_path))
+    shares = parse_split(split or "90-5-5")
+    if shares is None:
+        raise DataError(f'The split "{split}" does not say three shares of 100. Write it like 90-5-5.')
+    _check_protocol(name_or_path, known, protocol)
+    if known is None or not known.files:
+        text = Text([stdlib.sources()]) if known else _users_text(Path(name_or_path))
+        name = known.name if known else Path(name_or_path).name
+        ends = _cut(len(text), shares)
+    elif len(known.files) == 1:
+        name, text = known.name, Text([store.find(known, known.files[0], data_dir)])
+        ends = _cut(len(text), shares)
+    else:
+        if split:
+            raise DataError(f"{known.name} comes in its own three parts. Leave data.split empty.")
+        protocol = protocol or (known.protocols[0][0] if known.protocols else "")
+        paths = [store.find(known, file, data_dir) for file in known.files]
+        parts = [_under(protocol, path) for path in paths] if known.protocols else paths
+        name, text = known.name, Text(parts)
+        sizes = [len(Text([part])) for part in parts]
+        ends = (sizes[0], sizes[0] + sizes[1])
+    if alphabet not in ("bytes", "corpus"):
+        raise DataError(f'There is no alphabet "{alphabet}". Say bytes or corpus.')
+    symbols = Alphabet.bytes() if alphabet == "bytes" else Alphabet.distinct(text.blocks())
+    return Corpus(name, text, symbols, ends, protocol=protocol, has_words=bool(known and known.has_words))
+
+
+def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
+    """Checked local copies of a named corpus's files, fetched where there are none."""
+    known = {k.name: k for k in KNOWN}.get(name)
+    if known is None:
+        names = ", ".join(k.name for k in KNOWN)
+        raise DataError(f'There is no corpus called "{name}". The known ones are {names}.')
+    return [store.find(known, file, data_dir) for file in known.files]
+
+
+def _check_protocol(name: str | Path, known: Known | None, protocol: str) -> None:
+    allowed = [p for p, _ in known.protocols] if known else []
+    if protocol and protocol not in allowed:
+        remedy = f"Say one of {', '.join(allowed)}." if allowed else "Leave data.protocol empty."
+        raise DataError(f'{name} has no protocol "{protocol}". {remedy}')
+
+
+def _cut(size: int, shares: tuple[Fraction, Fraction, Fraction]) -> tuple[int, int]:
+    train, valid, _ = shares
+    return int(size * train), int(size * (train + valid))
+
+
+def _under(protocol: str, path: Path) -> Bytes:
+    """A PTB word file, where every line is space, words, space, newline, in one of the ways it is counted."""
+    data = path.read_bytes()
+    if protocol != "raw":
+        lines = [line.strip(b" ") for line in data.split(b"\n")]
+        data = (b" \n" if protocol == "spaced" else b"\n").join(lines)
+    if protocol == "unk":
+        data = data.replace(b"<unk>", b"\x1a")
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _users_text(path: Path) -> Text:
+    """A file, unpacked into the cache when it is packed; or all of a folder's files, sorted by path.
+
+    Hidden files and folders (.git and the like) and empty files are left out; links are followed.
+    """
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
+        text = Text([p for p in files if p.stat().st_size])
+        what = f"The folder {path}"
+    elif path.is_file():
+        text, what = Text([_unpacked(path)]), f"The file {path}"
+    else:
+        names = ", ".join(k.name for k in KNOWN)
+        raise DataError(f"There is no file or folder {path}. Give one, or a known corpus: {names}.")
+    if len(text) == 0:
+        raise DataError(f"{what} is empty. Give a text of some thousand characters or more.")
+    if len(text) == 1:
+        raise DataError(f"{what} holds one byte, and nothing to predict. Give a longer text.")
+    return text
+
+
+def _hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def _unpacked(path: Path) -> Path:
+    if path.suffix not in store.PACKED:
+        return path
+    status = path.stat()
+    key = hashlib.sha256(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
+    target = store.cache_folder() / "unpacked" / f"{key}-{path.stem}"
+    if not target.is_file():
+        store.unpack(path, target, path.stem)
+    return target

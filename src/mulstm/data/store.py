@@ -1,0 +1,174 @@
+"""Where the bytes of a known corpus come from: a folder of copies, the cache, or the network."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import lzma
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from mulstm import __version__
+from mulstm.data.known import File, Known
+from mulstm.errors import DataError
+
+PACKED = (".xz", ".gz", ".bz2", ".zip", ".tgz")
+BLOCK = 1 << 20
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/mulstm."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mulstm"
+
+
+def data_folder(data_dir: str | Path | None) -> Path | None:
+    """The folder of local copies: the one given, or $MULSTM_DATA."""
+    named = data_dir or os.environ.get("MULSTM_DATA")
+    if not named:
+        return None
+    if not Path(named).is_dir():
+        raise DataError(
+            f"The data folder {named} does not exist. Create it or correct MULSTM_DATA (--data-dir)."
+        )
+    return Path(named)
+
+
+def find(corpus: Known, file: File, data_dir: str | Path | None) -> Path:
+    """A checked, unpacked copy of the file; unpacked or fetched into the cache where there is none yet."""
+    folder = data_folder(data_dir)
+    cached = cache_folder() / "corpora" / f"{file.sha256[:12]}-{file.name}"
+    copies = [] if folder is None else list(_copies(folder, corpus, file))
+    for copy in copies:
+        if not copy.name.endswith(PACKED):
+            verify(copy, file, f'Delete it and run "mulstm fetch {corpus.name}"')
+            return copy
+    if cached.is_file():
+        with contextlib.suppress(DataError):
+            verify(cached, file, "")
+            return cached
+    for copy in copies:
+        unpack(copy, cached, file.name, file)
+        return cached
+    return _fetch(corpus, file, cached, folder)
+
+
+def _copies(folder: Path, corpus: Known, file: File) -> Iterator[Path]:
+    names = [file.name, *(file.name + suffix for suffix in PACKED), *file.archives]
+    for place in (folder, folder / corpus.name):
+        yield from (place / name for name in names if (place / name).is_file())
+
+
+def verify(path: Path, file: File, remedy: str) -> None:
+    """Raises DataError unless the bytes are those known."""
+    size = path.stat().st_size
+    if size != file.size:
+        raise DataError(f"{file.name} has {size:,} bytes, not {file.size:,} ({path}). {remedy}.")
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != file.sha256:
+        raise DataError(
+            f"{file.name} has SHA-256 {found[:12]}..., not {file.sha256[:12]}... ({path}). {remedy}."
+        )
+
+
+@contextlib.contextmanager
+def opened(path: Path, member: str) -> Iterator[IO[bytes]]:
+    """The unpacked bytes of any file; of archives, those of the member called so, or the only one."""
+    with contextlib.ExitStack() as stack:
+        suffix = path.suffix
+        if suffix == ".zip":
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            inside = [n for n in archive.namelist() if not n.endswith("/")]
+            yield stack.enter_context(archive.open(_pick(path, inside, member)))
+        elif suffix == ".tgz":
+            tar = stack.enter_context(tarfile.open(path))
+            stream = tar.extractfile(_pick(path, [m.name for m in tar if m.isfile()], member))
+            yield stack.enter_context(cast(IO[bytes], stream))
+        elif suffix == ".xz":
+            yield stack.enter_context(lzma.open(path))
+        elif suffix == ".gz":
+            with gzip.open(path) as unzipped:
+                yield cast(IO[bytes], unzipped)
+        elif suffix == ".bz2":
+            yield stack.enter_context(bz2.open(path))
+        else:
+            yield stack.enter_context(path.open("rb"))
+
+
+def _pick(path: Path, inside: list[str], member: str) -> str:
+    named = [n for n in inside if n.rpartition("/")[2] == member] or (inside if len(inside) == 1 else [])
+    if not named:
+        raise DataError(
+            f"{path} holds {len(inside)} files and none called {member}. Unpack it and give one file."
+        )
+    return named[0]
+
+
+def unpack(path: Path, target: Path, member: str, file: File | None = None) -> None:
+    """Writes the unpacked bytes to `target`, checked where they are known; all of them or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with opened(path, member) as source, temporary.open("wb") as sink:
+            while block := source.read(BLOCK):
+                sink.write(block)
+            sink.flush()
+            os.fsync(sink.fileno())
+        if file is not None:
+            verify(temporary, file, "Delete that copy and get another")
+        temporary.replace(target)
+    except (lzma.LZMAError, EOFError, zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}). Delete that copy and get another.") from None
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be unpacked to {target.parent} ({error.strerror or error}). "
+            "Make room there, or set XDG_CACHE_HOME to another folder."
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _fetch(corpus: Known, file: File, cached: Path, folder: Path | None) -> Path:
+    """Tries one address after the other until one gives the known bytes."""
+    tried = []
+    for address in file.addresses:
+        download = cache_folder() / "downloads" / address.rpartition("/")[2]
+        try:
+            _download(address, download)
+            unpack(download, cached, file.name, file)
+            return cached
+        except DataError as error:
+            tried.append(f"  {address}: {error}")
+        finally:
+            download.unlink(missing_ok=True)
+    where = f"not in {folder}" if folder else "not in a local folder (MULSTM_DATA is not set)"
+    raise DataError(
+        f"{file.name} is {where}, and no address gave it:\n" + "\n".join(tried) + "\n"
+        "Put a copy (plain, .xz, .gz, .bz2 or .zip) into a folder and set MULSTM_DATA to it."
+    )
+
+
+def _download(address: str, target: Path) -> None:
+    try:
+        import pooch
+    except ImportError:
+        raise DataError("pooch, which fetches it, is not installed. Run: pip install pooch") from None
+    pooch.get_logger().setLevel("ERROR")
+    # Some hosts turn Python's default User-Agent away.
+    headers = {"User-Agent": f"mulstm/{__version__}"}
+    try:
+        pooch.retrieve(
+            address,
+            known_hash=None,
+            fname=target.name,
+            path=target.parent,
+            downloader=pooch.HTTPDownloader(headers=headers, timeout=30),
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"{type(error).__name__}") from None

@@ -1,0 +1,81 @@
+"""Several files, read as one text without ever being in memory as a whole."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mulstm.data.alphabet import Bytes
+from mulstm.errors import DataError
+
+# A folder may hold more files than a process may have open.
+OPEN_FILES = 16
+BLOCK = 1 << 20
+
+
+class Text:
+    """Bytes of files (memory-mapped) and of arrays, one after the other."""
+
+    def __init__(self, parts: Sequence[Path | Bytes]) -> None:
+        self._parts = list(parts)
+        sizes = [part.stat().st_size if isinstance(part, Path) else part.size for part in parts]
+        self._starts = [0, *accumulate(sizes)]
+        self._open: OrderedDict[int, Bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def _part(self, index: int) -> Bytes:
+        part = self._parts[index]
+        if not isinstance(part, Path):
+            return part
+        if index not in self._open:
+            if len(self._open) >= OPEN_FILES:
+                self._open.popitem(last=False)
+            try:
+                mapped = np.memmap(part, dtype=np.uint8, mode="r")
+            except (OSError, ValueError) as error:
+                raise DataError(
+                    f"{part} can no longer be read ({error}). Put it back and start again."
+                ) from None
+            # A plain view: slices of np.memmap carry much overhead.
+            self._open[index] = mapped.view(np.ndarray)
+        self._open.move_to_end(index)
+        return self._open[index]
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Bytes start ... stop-1."""
+        index = bisect_right(self._starts, start) - 1
+        pieces: list[Bytes] = []
+        while start < stop:
+            origin, end = self._starts[index], self._starts[index + 1]
+            if start < end:
+                pieces.append(self._part(index)[start - origin : min(stop, end) - origin])
+                start = min(stop, end)
+            index += 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint8), *pieces])
+
+    def take(self, places: NDArray[np.int64]) -> Bytes:
+        """The bytes at `places` (rows of consecutive ones, mostly), in its shape."""
+        if len(self._parts) == 1:
+            return self._part(0)[places]
+        flat = places.ravel()
+        found = np.empty(flat.size, dtype=np.uint8)
+        # Cut into stretches of consecutive places, so that each is one read.
+        cuts = np.flatnonzero(np.diff(flat) != 1) + 1
+        for low, high in zip([0, *cuts], [*cuts, flat.size], strict=True):
+            if low < high:
+                found[low:high] = self.read(int(flat[low]), int(flat[high - 1]) + 1)
+        return found.reshape(places.shape)
+
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[Bytes]:
+        """The text in pieces of moderate size."""
+        stop = len(self) if stop is None else stop
+        for low in range(start, stop, BLOCK):
+            yield self.read(low, min(low + BLOCK, stop))

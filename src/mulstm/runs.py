@@ -1,0 +1,252 @@
+"""A run leaves a folder behind that tells what was done, on what, and how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from mulstm import __version__
+from mulstm.errors import RunError
+from mulstm.recipe import Recipe, dumps, load
+
+if sys.platform != "win32":
+    import fcntl
+
+ROOT = Path("runs")
+PACKAGES = ("torch", "numpy", "triton", "safetensors")
+
+
+class Run:
+    """A run folder, held by this process until it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = _locked(path)
+        self._log: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, recipe: Recipe, *, root: Path = ROOT) -> Run:
+        """A new folder root/<recipe>/<date>-seed<k> with the recipe in it."""
+        parent = root / (recipe.name or "unnamed")
+        stamp = f"{time.strftime('%Y-%m-%d-%H%M%S')}-seed{recipe.train.seed}"
+        for n in range(1, 1000):
+            path = parent / (stamp if n == 1 else f"{stamp}-{n}")
+            try:
+                path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RunError(f"{path} cannot be made ({error.strerror}). Choose another place.") from None
+        run = cls(path)
+        write_atomic(path / "recipe.toml", dumps(recipe))
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """The folder of an earlier run, to go on with it."""
+        if not (path / "recipe.toml").is_file():
+            raise RunError(f"{path} is not a run folder: it has no recipe.toml. Give the folder of a run.")
+        return cls(path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe as it was run, command line included."""
+        return load(self.path / "recipe.toml")
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Appends one line to log.jsonl; it is in the system's hands when this returns."""
+        if self._log is None:
+            self._log = _appendable(self.path / "log.jsonl")
+        try:
+            self._log.write(json_line(record).encode())
+            self._log.flush()
+        except OSError as error:
+            raise _unwritable(self.path / "log.jsonl", error) from None
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes or replaces environment.json, metrics.json and their like."""
+        write_atomic(self.path / name, json_text(value))
+
+    def close(self) -> None:
+        """Lets go of the folder."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """An open file whose advisory lock goes away with the process, however that ends."""
+    if sys.platform == "win32":  # there, two processes are not told of each other
+        return None
+    try:
+        lock = (path / "lock").open("w")
+    except OSError as error:
+        raise _unwritable(path / "lock", error) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise RunError(
+            f"{path} is in use by another process. Wait for it to end, or start a new run."
+        ) from None
+    return lock
+
+
+def _appendable(path: Path) -> IO[bytes]:
+    """The log, open at its end; a last line torn by a crash is cut off first."""
+    stream = path.open("ab+")
+    stream.seek(0)
+    whole = stream.read().rpartition(b"\n")
+    if whole[2]:
+        stream.truncate(len(whole[0]) + len(whole[1]))
+    stream.seek(0, os.SEEK_END)
+    return stream
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a log.jsonl (or of the run folder that holds it), without a torn last line."""
+    path = path / "log.jsonl" if path.is_dir() else path
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise RunError(f"{path} line {number} is not JSON. Remove that line.") from None
+    return records
+
+
+def find(name: str, *, root: Path = ROOT) -> Path | None:
+    """The newest run of a recipe, or None."""
+    folders = [p.parent for p in (root / name).glob("*-seed*/recipe.toml")]
+    return max(folders, key=lambda p: ((p / "recipe.toml").stat().st_mtime_ns, p.name), default=None)
+
+
+def environment(devices: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the run ran on: versions and kinds of machine; no names of hosts, users or folders."""
+    versions = {"mulstm": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "versions": versions,
+        "system": platform.system(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "devices": list(devices),
+        "commit": commit(),
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """The commit of the source tree this package runs from ("+" when changed since), or ""."""
+    here = Path(__file__).parent
+    if not (here.parents[1] / ".git").exists():
+        return ""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return described.stdout.strip()
+
+
+def json_line(value: Any) -> str:
+    """One line of JSON; numbers that JSON has no word for become null."""
+    return json.dumps(_plain(value), sort_keys=False, ensure_ascii=False) + "\n"
+
+
+def json_text(value: Any) -> str:
+    """JSON for people: indented."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Replaces the file by `data`, all of it or, whatever happens, not at all."""
+    with replacing(path) as temporary, temporary.open("wb") as stream:
+        stream.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; it takes the place of `path` when the block ends well."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every system can open a folder
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"{path} cannot be written ({error.strerror or error}). "
+        "What was there before is untouched: make room or choose another place, then resume."
+    )
