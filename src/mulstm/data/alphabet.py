@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,14 +20,26 @@ Raw = bytes  # inside the class, `bytes` is the alphabet of that name
 
 @dataclass(frozen=True)
 class Alphabet:
-    """At most 256 distinct bytes; the symbol is the place in `symbols`."""
+    """At most 256 distinct bytes; the symbol is the place in `symbols`.
+
+    Foreign models have more: symbols that no byte stands for (`specials`, after the bytes), and bytes that
+    share another's symbol (`aliases`: pairs of the byte and the one it is read as).
+    """
 
     symbols: bytes
+    specials: tuple[str, ...] = ()
+    aliases: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.symbols or len(set(self.symbols)) != len(self.symbols):
             raise DataError(
                 f"An alphabet needs distinct bytes, at least one, and got {self.symbols[:20]!r}. "
+                "Take the alphabet that was stored with the model."
+            )
+        new, known = self.aliases[::2], self.aliases[1::2]
+        if len(new) != len(known) or set(new) & set(self.symbols) or set(known) - set(self.symbols):
+            raise DataError(
+                f"The aliases {self.aliases!r} are not pairs of a new byte and a known one. "
                 "Take the alphabet that was stored with the model."
             )
 
@@ -48,17 +61,24 @@ class Alphabet:
     @property
     def size(self) -> int:
         """N."""
-        return len(self.symbols)
+        return len(self.symbols) + len(self.specials)
+
+    def special(self, name: str) -> int | None:
+        """The symbol of that name, such as "start", where there is one."""
+        return len(self.symbols) + self.specials.index(name) if name in self.specials else None
 
     @property
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits that differ when the alphabets do."""
-        return hashlib.sha256(self.symbols).hexdigest()[:16]
+        more = json.dumps([self.specials, self.aliases.hex()]) if self.specials or self.aliases else ""
+        return hashlib.sha256(self.symbols + more.encode()).hexdigest()[:16]
 
     @cached_property
     def _symbol_of(self) -> NDArray[np.int16]:
         table = np.full(256, -1, dtype=np.int16)
-        table[np.frombuffer(self.symbols, dtype=np.uint8)] = np.arange(self.size, dtype=np.int16)
+        table[np.frombuffer(self.symbols, dtype=np.uint8)] = np.arange(len(self.symbols), dtype=np.int16)
+        new, known = np.frombuffer(self.aliases, dtype=np.uint8).reshape(-1, 2).T
+        table[new] = table[known]
         return table
 
     @cached_property
@@ -85,29 +105,36 @@ class Alphabet:
         return symbols.astype(np.uint8)
 
     def decode(self, symbols: Any) -> Raw:
-        """The bytes of the symbols."""
+        """The bytes of the symbols; a special symbol has none."""
         array = np.asarray(symbols)
         if array.size and (array.min() < 0 or array.max() >= self.size):
             raise DataError(
                 f"Symbol {array.max()} is outside the alphabet of {self.size}. "
                 "Decode with the alphabet that encoded it."
             )
-        return self._byte_of[array.astype(np.intp)].tobytes()
+        return self._byte_of[array[array < len(self.symbols)].astype(np.intp)].tobytes()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; `bytes` holds the symbols as hexadecimal digits."""
-        return {"size": self.size, "bytes": self.symbols.hex()}
+        plain: dict[str, Any] = {"size": self.size, "bytes": self.symbols.hex()}
+        if self.specials:
+            plain["specials"] = list(self.specials)
+        if self.aliases:
+            plain["aliases"] = self.aliases.hex()
+        return plain
 
     @classmethod
     def from_json(cls, value: Any) -> Alphabet:
         """The alphabet such an object describes."""
         try:
             symbols, size = bytes.fromhex(value["bytes"]), value["size"]
-        except (TypeError, KeyError, ValueError):
-            size, symbols = -1, b""
-        if size != len(symbols):
+            specials = tuple(str(name) for name in value.get("specials", ()))
+            alphabet = cls(symbols, specials, bytes.fromhex(value.get("aliases", "")))
+        except (TypeError, KeyError, ValueError, AttributeError, DataError):
+            size, alphabet = -1, None
+        if alphabet is None or size != alphabet.size:
             raise DataError("This is not a stored alphabet. Take the file as mulstm wrote it.")
-        return cls(symbols)
+        return alphabet
 
 
 def _array(data: bytes | Bytes) -> Bytes:
