@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mulstm.ops import State, blocks, recurrence, tensor_recurrence
+from mulstm.ops import GATES, State, blocks, recurrence, tensor_recurrence
 
 MULTIPLICATIVE = ("mlstm", "mrnn")
+SHUT = -1e4  # a gate's pre-activation whose sigmoid is exactly zero in every precision
 
 
 def time_first(x: Tensor) -> Tensor:
@@ -153,8 +154,13 @@ class Layer(nn.Module):
         mask: Tensor | None,
         backend: str,
         symbols: Tensor | None = None,  # (T, B), the tensor RNN only
+        first: Tensor | None = None,  # (T, B), true where a text begins: nothing before it is remembered
     ) -> tuple[Tensor, State]:
         """All h, time first, and the state after the chunk."""
+        if first is not None:
+            if mx is None and px is None:
+                return self._pieces(w, zx, state, mask, backend, symbols, first)
+            mx, zx, px = shut(mx, zx, px, first, self.hidden)
         if w.W_hh is not None:
             if symbols is None:
                 raise ValueError("The tensor RNN needs the symbols: each has a transition matrix of its own.")
@@ -163,6 +169,44 @@ class Layer(nn.Module):
         return recurrence(
             mx, zx, w.W_mh, w.W_zm, state, mask=mask, px=px, b_h=w.b_h, unit=self.unit, backend=backend
         )
+
+    def _pieces(
+        self,
+        w: Weights,
+        zx: Tensor,
+        state: State,
+        mask: Tensor | None,
+        backend: str,
+        symbols: Tensor | None,
+        first: Tensor,
+    ) -> tuple[Tensor, State]:
+        """Cells whose h_{t-1} no factor of the input can shut out: cut where any lane begins a text."""
+        cuts = [t for t in torch.nonzero(first.any(dim=1)).flatten().tolist() if t > 0]
+        hs = []
+        for low, high in zip([0, *cuts], [*cuts, zx.shape[0]], strict=True):
+            keep = ~first[low].unsqueeze(-1)
+            state = State(state.h * keep.to(state.h.dtype), state.c * keep.to(state.c.dtype))
+            part = None if symbols is None else symbols[low:high]
+            h, state = self(w, None, zx[low:high], None, state, mask, backend, part)
+            hs.append(h)
+        return torch.cat(hs), state
+
+
+def shut(
+    mx: Tensor | None, zx: Tensor, px: Tensor | None, first: Tensor, H: int
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """The input side of a chunk in which texts begin: no backend needs to know.
+
+    Where the factor of h_{t-1} is zero and the forget gate is shut, the step is that of a zero state,
+    and no gradient passes either.
+    """
+    begins = first.unsqueeze(-1)
+    mx = None if mx is None else mx.masked_fill(begins, 0)
+    px = None if px is None else px.masked_fill(begins, 0)
+    if zx.shape[-1] > H:
+        f = torch.arange(zx.shape[-1], device=zx.device) >= GATES.index("f") * H
+        zx = zx.masked_fill(begins & f, SHUT)
+    return mx, zx, px
 
 
 def tables(w: Weights, embedding: Tensor | None) -> Tables:

@@ -80,9 +80,10 @@ class LanguageModel(nn.Module):
         x: Tensor,  # (B, T)  symbols
         state: tuple[State, ...] | None = None,
         masks: Masks | None = None,
+        first: Tensor | None = None,  # (B, T)  true where a text begins: nothing before it is remembered
     ) -> tuple[Tensor, tuple[State, ...]]:
         """Logits (B, T, N), never less than float32, and the state after the chunk."""
-        hs, states = self._run(x, state, masks)
+        hs, states = self._run(x, state, masks, first)
         h = torch.cat(hs, dim=-1) if self.recipe.skip else hs[-1]  # (T, B, H)
         if masks is not None and masks.output is not None:
             h = h * masks.output.to(h.dtype)
@@ -91,20 +92,25 @@ class LanguageModel(nn.Module):
         return time_first(nn.functional.linear(h.to(wide), self.W_out.to(wide), b_out)), states
 
     def hidden(
-        self, x: Tensor, state: tuple[State, ...] | None = None, masks: Masks | None = None
+        self,
+        x: Tensor,
+        state: tuple[State, ...] | None = None,
+        masks: Masks | None = None,
+        first: Tensor | None = None,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """h of the last layer, (B, T, H), and the state after the chunk."""
-        hs, states = self._run(x, state, masks)
+        hs, states = self._run(x, state, masks, first)
         return time_first(hs[-1]), states
 
     def _run(
-        self, x: Tensor, state: tuple[State, ...] | None, masks: Masks | None
+        self, x: Tensor, state: tuple[State, ...] | None, masks: Masks | None, first: Tensor | None
     ) -> tuple[list[Tensor], tuple[State, ...]]:
         """h of every layer, time first, and the states."""
         B, T = x.shape
         masks = masks or Masks()
         state = self.zero_state(B) if state is None else state
         x = time_first(x).long()
+        first = None if first is None else time_first(first)
         prepared = self._prepared(masks, B * T)
         hs: list[Tensor] = []
         states: list[State] = []
@@ -113,7 +119,7 @@ class LanguageModel(nn.Module):
             mx, zx, px = self._input(prepared, k, x, low, masks.embedding)
             prev = State(state[k].h.to(self.dtype), state[k].c)
             mask = masks.hidden[k] if masks.hidden else None
-            h, after = layer(prepared.layers[k], mx, zx, px, prev, mask, self.backend, x)
+            h, after = layer(prepared.layers[k], mx, zx, px, prev, mask, self.backend, x, first)
             hs.append(h)
             states.append(after)
         return hs, tuple(states)

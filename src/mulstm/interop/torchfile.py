@@ -1,0 +1,74 @@
+"""Reading and writing files of torch.save without running any code from them."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mulstm.errors import CheckpointError
+from mulstm.interop.weights import AnyArray
+
+
+def load(path: Path) -> Any:
+    """What the file holds: tensors, numbers, containers and argparse namespaces; anything else is refused."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(str(path))
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        kind = _named_type(str(error))
+        raise CheckpointError(
+            f"{path} holds {kind}, which is not read because a pickle can run any code. Open it where "
+            "you trust it, keep only the dictionaries of tensors, and save those with torch.save."
+        ) from error
+    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, ValueError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{path} is not a readable torch file ({first}). Check that it was copied whole."
+        ) from error
+
+
+def as_arrays(tensors: Mapping[str, Any], where: str) -> dict[str, AnyArray]:
+    """A state dict as numpy; half and bfloat16 are widened, which loses nothing."""
+    arrays: dict[str, AnyArray] = {}
+    for key, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(
+                f"{where}: {key} should be a tensor but is {type(tensor).__name__}. "
+                "Check that the file is of the format named."
+            )
+        small = tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64)
+        arrays[key] = (tensor.detach().float() if small else tensor.detach()).numpy()
+    return arrays
+
+
+def as_tensors(arrays: Mapping[str, AnyArray]) -> dict[str, torch.Tensor]:
+    """The way back; every tensor owns its memory."""
+    return {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}
+
+
+def mapping(value: Any, name: str, where: str) -> Mapping[str, Any]:
+    """A nested dictionary, or an error that names it."""
+    if not isinstance(value, Mapping):
+        raise CheckpointError(
+            f"{where}: {name} should be a dictionary but is {type(value).__name__}. "
+            "Check that the file is of the format named."
+        )
+    return value
+
+
+def _named_type(message: str) -> str:
+    marker = "GLOBAL "
+    if marker in message:
+        return "an object of type " + message.split(marker, 1)[1].split()[0]
+    return "something other than tensors"

