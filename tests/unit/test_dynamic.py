@@ -1,0 +1,83 @@
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mulstm.data import corpus
+from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics
+from mulstm.errors import DataError
+from mulstm.evaluate import evaluate
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe
+
+SETTINGS = Settings(segment=7, rate=2e-3, pull=0.02, epsilon=1e-5)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A text whose parts repeat, so that learning from one part helps with the next."""
+    words = np.random.default_rng(3).integers(97, 103, 40, dtype=np.uint8).tobytes()
+    path = tmp_path / "text.txt"
+    path.write_bytes(b" ".join([words] * 40))
+    return corpus.load(str(path), split="50-25-25", alphabet="corpus")
+
+
+@pytest.fixture
+def model(text):
+    torch.manual_seed(0)
+    recipe = ModelRecipe(hidden=24, embedding=8, weight_norm=True)
+    return LanguageModel(recipe, text.alphabet.size)
+
+
+def test_a_rate_of_zero_is_static_evaluation(model, text) -> None:
+    split = text.split("test")
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    static = evaluate(model, split, lanes=1)
+    dynamic = evaluate_dynamic(model, split, R, dataclasses.replace(SETTINGS, rate=0.0))
+    assert dynamic.symbols == static.symbols == split.symbols_count
+    assert dynamic.nats == pytest.approx(static.nats, rel=1e-5)
+
+
+def test_learning_helps_on_a_text_that_repeats_and_leaves_the_model_alone(model, text) -> None:
+    before = copy.deepcopy(model.state_dict())
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    split = text.split("test")
+    dynamic = evaluate_dynamic(model, split, R, SETTINGS)
+    assert dynamic.bits_per_char < evaluate(model, split, lanes=1).bits_per_char - 0.1
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_the_update_is_the_published_rule(model, text) -> None:
+    """Two segments by hand, in float64 and straight from the formula."""
+    model = model.double()
+    model.precision = "fp64"
+    split = text.split("test")
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    found = evaluate_dynamic(model, split, R, SETTINGS, symbols=14)
+
+    ids = torch.from_numpy(split.read(-1, 14).astype(np.int64))[None]
+    by_hand = copy.deepcopy(model)
+    theta, theta_0 = dict(by_hand.named_parameters()), dict(model.named_parameters())
+    mean = torch.cat([r.flatten() for r in R.values()]).mean()
+    nats, state = [], None
+    for start in (0, 7):
+        logits, state = by_hand(ids[:, start : start + 7], state)
+        state = tuple(type(s)(s.h.detach(), s.c.detach()) for s in state)
+        loss = F.cross_entropy(logits[0], ids[0, start + 1 : start + 8])
+        nats.append(7 * loss.item())
+        g = dict(zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True))
+        with torch.no_grad():
+            for name, p in theta.items():
+                back = (SETTINGS.pull * R[name] / mean).clamp(max=1) * (theta_0[name] - p)
+                p += back - SETTINGS.rate * g[name] / (R[name] + SETTINGS.epsilon)
+    assert found.nats == pytest.approx(sum(nats), rel=1e-6)
+
+
+def test_divergence_is_told(model, text) -> None:
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    with pytest.raises(DataError, match="diverged"):
+        evaluate_dynamic(model, text.split("test"), R, dataclasses.replace(SETTINGS, rate=float("inf")))

@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+
+from mulstm.errors import DataError
+from mulstm.surprise import recovery
+
+
+def test_losses_after_a_surprise_are_averaged_by_delay() -> None:
+    nats = np.full(100, np.log(2.0))
+    nats_b = nats.copy()
+    surprises = np.array([10, 30, 50, 70, 95])
+    nats[surprises], nats_b[surprises] = 8 * np.log(2.0), 6 * np.log(2.0)
+    nats_b[surprises[:-1] + 2] = 3 * np.log(2.0)
+    found = recovery(nats, nats_b, share=0.05, delays=4)
+    assert found.symbols == 5
+    assert found.by_delay[0] == pytest.approx((8.0, 6.0))
+    assert found.by_delay[1] == pytest.approx((1.0, 1.0))
+    assert found.by_delay[2] == pytest.approx((1.0, (4 * 3 + 1) / 5))
+    assert found.overall == pytest.approx((nats.mean() / np.log(2), nats_b.mean() / np.log(2)))
+
+
+def test_a_surprise_at_the_end_has_nothing_after_it() -> None:
+    nats = np.ones(20)
+    nats[[3, 19]] = 5.0
+    found = recovery(nats, nats, share=0.1, delays=1)
+    assert found.by_delay[0] == pytest.approx((5 / np.log(2),) * 2)
+    assert found.by_delay[1] == pytest.approx((1 / np.log(2),) * 2)
+
+
+def test_texts_of_different_length_are_refused() -> None:
+    with pytest.raises(DataError, match="20 and 21"):
+        recovery(np.ones(20), np.ones(21))
+    with pytest.raises(DataError, match="too few"):
+        recovery(np.ones(4), np.ones(4))
