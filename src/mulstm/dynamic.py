@@ -62,7 +62,7 @@ class Learner:
     def __init__(self, model: LanguageModel, statistics: Statistics, settings: Settings) -> None:
         self.model = copy.deepcopy(model)
         named = dict(self.model.named_parameters())
-        self.theta = list(named.values())
+        self.theta: list[Tensor] = list(named.values())
         self.theta_0 = [p.detach().clone() for p in self.theta]
         R = [statistics[name].to(p.device) for name, p in named.items()]
         mean = sum(float(r.sum(dtype=torch.float64)) for r in R) / sum(r.numel() for r in R)
@@ -76,7 +76,7 @@ class Learner:
         nats = F.cross_entropy(logits[0], y[0], reduction="none")
         g = torch.autograd.grad(nats.mean(), self.theta)
         with torch.no_grad():
-            torch._foreach_lerp_(self.theta, self.theta_0, self.pull)
+            torch._foreach_lerp_(self.theta, self.theta_0, self.pull)  # type: ignore[arg-type]
             torch._foreach_addcmul_(self.theta, g, self.step, value=-1.0)
             for kept, new in zip(self.state, state, strict=True):
                 kept.h.copy_(new.h)
@@ -92,7 +92,7 @@ class GraphedLearner:
         self.x = torch.zeros(1, segment, dtype=torch.long, device=device)
         self.y = torch.zeros_like(self.x)
         kept = [tensor.clone() for tensor in (*learner.theta, *(t for s in learner.state for t in s))]
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # warm-up: libraries and kernels must be loaded before capture
             for _ in range(3):
@@ -102,7 +102,9 @@ class GraphedLearner:
         with torch.cuda.graph(self.graph):
             self.nats = learner.learn(self.x, self.y)
         with torch.no_grad():
-            for tensor, was in zip((*learner.theta, *(t for s in learner.state for t in s)), kept, strict=True):
+            for tensor, was in zip(
+                (*learner.theta, *(t for s in learner.state for t in s)), kept, strict=True
+            ):
                 tensor.copy_(was)
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:

@@ -52,19 +52,19 @@ def test_learning_helps_on_a_text_that_repeats_and_leaves_the_model_alone(model,
 
 
 def test_the_update_is_the_published_rule(model, text) -> None:
-    """Two segments by hand, in float64 and straight from the formula."""
+    """Three segments by hand, in float64 and straight from the formula."""
     model = model.double()
     model.precision = "fp64"
     split = text.split("test")
     R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
-    found = evaluate_dynamic(model, split, R, SETTINGS, symbols=14)
+    found = evaluate_dynamic(model, split, R, SETTINGS, symbols=21)
 
-    ids = torch.from_numpy(split.read(-1, 14).astype(np.int64))[None]
+    ids = torch.from_numpy(split.read(-1, 21).astype(np.int64))[None]
     by_hand = copy.deepcopy(model)
     theta, theta_0 = dict(by_hand.named_parameters()), dict(model.named_parameters())
     mean = torch.cat([r.flatten() for r in R.values()]).mean()
     nats, state = [], None
-    for start in (0, 7):
+    for start in (0, 7, 14):
         logits, state = by_hand(ids[:, start : start + 7], state)
         state = tuple(type(s)(s.h.detach(), s.c.detach()) for s in state)
         loss = F.cross_entropy(logits[0], ids[0, start + 1 : start + 8])
