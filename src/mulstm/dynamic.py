@@ -76,7 +76,7 @@ class Learner:
         nats = F.cross_entropy(logits[0], y[0], reduction="none")
         g = torch.autograd.grad(nats.mean(), self.theta)
         with torch.no_grad():
-            torch._foreach_lerp_(self.theta, self.theta_0, self.pull)  # type: ignore[arg-type]
+            torch._foreach_lerp_(self.theta, self.theta_0, self.pull)
             torch._foreach_addcmul_(self.theta, g, self.step, value=-1.0)
             for kept, new in zip(self.state, state, strict=True):
                 kept.h.copy_(new.h)
