@@ -1,0 +1,335 @@
+"""The loop over a chunk's steps on packed, padded tensors: forward, and the backward written out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from mulstm.ops import triton_pointwise as pointwise
+from mulstm.ops import triton_products as products
+from mulstm.ops.triton_plan import Plan, Tile
+
+UNITS = {"standard": 0, "initial": 1, "initial-text": 2, "tanh": 3}
+ROWS, COLUMNS = 4, 256  # a pointwise kernel's tile
+
+
+class Chunk(NamedTuple):
+    """What the recurrence is given, H padded and z in packed order; mx and zx may be views with row strides."""
+
+    mx: Tensor | None  # (T, B, H)
+    zx: Tensor  # (T, B, 4H)
+    px: Tensor | None  # (T, B, 4H)
+    W_mh: Tensor | None  # (H, H)
+    W_zm: Tensor  # (4H, H)
+    h_0: Tensor  # (B, H)
+    c_0: Tensor  # (B, H)  fp32
+    mask: Tensor | None  # (B, H)  fp32
+    b_h: Tensor | None  # (H)
+    unit: str
+
+
+class Saved(NamedTuple):
+    """What the forward leaves. Without gradients c has two places in turn and the rest one or none."""
+
+    h: Tensor  # (T + 1, B, H)  from h_0 on
+    c: Tensor  # (T + 1, B, H)  fp32, from c_0 on
+    z: Tensor  # (T, B, 4H)  fp16
+    a: Tensor  # (T, B, H)  W_mh h_{t-1}
+    m: Tensor  # (T, B, H)
+    r: Tensor  # (T, B, 4H)  W_zm m, MI-LSTM only
+
+    @property
+    def c_T(self) -> Tensor:
+        """The last c."""
+        return self.c[(self.h.shape[0] - 1) % self.c.shape[0]]
+
+
+class Gradients(NamedTuple):
+    """What the backward leaves, padded and packed like the chunk."""
+
+    dx: Tensor  # (T, B, H + 4H): dmx and dz side by side, or dz alone (MI-LSTM: dzx)
+    dmx: Tensor | None  # view
+    dz: Tensor  # view
+    dr: Tensor  # (T, B, 4H)  what multiplies W_zm: dz, but for MI-LSTM
+    da: Tensor  # (T, B, H)
+    dpx: Tensor | None
+    dh_0: Tensor
+    dc_0: Tensor
+    db_h: Tensor | None  # (B, H) fp32, to be summed over B
+
+
+def _rows(x: Tensor, tile: tuple[int, int]) -> TensorDescriptor:
+    """A descriptor over all steps' rows of (T, B, width)."""
+    T, B, width = x.shape
+    return TensorDescriptor(x, [T * B, width], [x.stride(1), 1], list(tile))
+
+
+def _matrix(W: Tensor, tile: tuple[int, int]) -> TensorDescriptor:
+    return TensorDescriptor(W, list(W.shape), [W.stride(0), 1], list(tile))
+
+
+def _options(tile: Tile, pdl: bool) -> dict[str, Any]:
+    return {
+        "BM": tile.BM,
+        "BN": tile.BN,
+        "BK": tile.BK,
+        "PDL": pdl,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "launch_pdl": pdl,
+    }
+
+
+class _Pointwise:
+    """Grid and options of the pointwise kernels of one chunk."""
+
+    def __init__(self, B: int, H: int) -> None:
+        columns = min(COLUMNS, triton.next_power_of_2(H))
+        self.grid = (triton.cdiv(B, ROWS), triton.cdiv(H, columns))
+        self.columns = columns
+
+    def options(self, pdl: bool) -> dict[str, Any]:
+        return {"BR": ROWS, "BU": self.columns, "PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+
+
+def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
+    """h of all steps, and what the backward wants where it is to be saved."""
+    mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit = chunk
+    (T, B, width), H = zx.shape, h_0.shape[1]
+    places = T + 1 if save else 2
+    kept = T if save else 1
+    h = zx.new_empty(T + 1, B, H)
+    c = zx.new_empty(places, B, c_0.shape[1], dtype=torch.float32)
+    z = zx.new_empty((T, B, width) if save else 0, dtype=torch.float16)
+    a = zx.new_empty((kept, B, H) if mx is not None else 0)
+    m = torch.empty_like(a)
+    r = zx.new_empty((T, B, width) if save and px is not None else 0)
+    h[0].copy_(h_0)
+    c[0].copy_(c_0)
+    saved = Saved(h, c, z, a, m, r)
+    tile_m = plan.m
+    tile_z = plan.gates if px is None and unit != "tanh" else None
+    kernel_m = _m_step(chunk, saved, tile_m, save) if mx is not None else None
+    kernel_z = _gates_step(chunk, saved, tile_z, save)
+    for t in range(T):
+        if kernel_m is not None:
+            kernel_m(t, plan.pdl and t > 0)
+        kernel_z(t, plan.pdl and (t > 0 or kernel_m is not None))
+    return saved
+
+
+def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
+    """A function of t that makes a_t and m_t."""
+    mx, W_mh = chunk.mx, chunk.W_mh
+    assert mx is not None and W_mh is not None
+    h, a, m = saved.h, saved.a, saved.m
+    _, B, H = h.shape
+    kept = a.shape[0]
+    if tile is None:
+        work = _Pointwise(B, H)
+
+        def plain(t: int, pdl: bool) -> None:
+            k = t % kept
+            torch.mm(h[t], W_mh.t(), out=a[k])
+            pointwise.m_forward[work.grid](
+                a[k], mx[t], m[k], a.stride(1), mx.stride(1), B, H, **work.options(pdl)
+            )
+
+        return plain
+    h_rows, W = _rows(h, (tile.BM, tile.BK)), _matrix(W_mh, (tile.BN, tile.BK))
+    grid = (triton.cdiv(B, tile.BM), triton.cdiv(H, tile.BN))
+
+    def fused(t: int, pdl: bool) -> None:
+        k = t % kept
+        products.m_product[grid](
+            h_rows, W, mx[t], a[k], m[k], t * B, mx.stride(1), B, H, SAVE=save, **_options(tile, pdl)
+        )
+
+    return fused
+
+
+def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
+    """A function of t that makes z_t, c_t and h_t."""
+    mx, zx, px, _, W_zm, _, _, mask, b_h, unit = chunk
+    h, c, z, _, m, r = saved
+    _, B, H = h.shape
+    width = zx.shape[2]
+    places = c.shape[0]
+    flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None, "SAVE": save}
+    if tile is None:
+        work = _Pointwise(B, H)
+        scratch = zx.new_empty(B, width)
+
+        def plain(t: int, pdl: bool) -> None:
+            torch.mm(h[t] if mx is None else m[t % m.shape[0]], W_zm.t(), out=scratch)
+            pointwise.gates_forward[work.grid](
+                scratch, zx[t], zx if px is None else px[t], c[t % places], mask, b_h,
+                z[t] if save else z, r[t] if save and px is not None else r, c[(t + 1) % places], h[t + 1],
+                zx.stride(1), 0 if px is None else px.stride(1), B, H,
+                HAS_PX=px is not None, **flags, **work.options(pdl),
+            )  # fmt: skip
+
+        return plain
+    operand = h if mx is None else m
+    rows, W = _rows(operand, (tile.BM, tile.BK)), _matrix(W_zm, (tile.BN, tile.BK))
+    grid = (triton.cdiv(B, tile.BM), triton.cdiv(width, tile.BN))
+
+    def fused(t: int, pdl: bool) -> None:
+        row = (t % operand.shape[0]) * B
+        products.gates_product[grid](
+            rows, W, zx[t], c[t % places], mask, b_h, z[t] if save else z, c[(t + 1) % places], h[t + 1],
+            row, zx.stride(1), B, H, EARLY=mx is not None, **flags, **_options(tile, pdl),
+        )  # fmt: skip
+
+    return fused
+
+
+def backward(
+    chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor | None, dc_T: Tensor | None, plan: Plan
+) -> Gradients:
+    """The gradients of one chunk but for the weights', which are products over all steps."""
+    mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit = chunk
+    h, c, z, a, m, r = saved
+    (T, B, width), H = zx.shape, h_0.shape[1]
+    dx = zx.new_empty(T, B, width + (0 if mx is None else H))
+    dmx, dz = (None, dx) if mx is None else (dx[..., :H], dx[..., H:])
+    dr = dz if px is None else torch.empty_like(zx, memory_format=torch.contiguous_format)
+    dpx = None if px is None else torch.empty_like(dr)
+    da = torch.empty_like(a)
+    dc = torch.zeros_like(c_0) if dc_T is None else dc_T.clone()
+    db_h = None if b_h is None else torch.zeros(B, H, dtype=torch.float32, device=zx.device)
+    work = _Pointwise(B, H)
+    flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
+
+    def cell(t: int, dh_rec: Tensor, split: int, pdl: bool) -> None:
+        lstm = unit != "tanh"
+        pointwise.gates_backward[work.grid](
+            dh_rec, dh[t], z[t], c[t] if lstm else c, c[t + 1] if lstm else c, mask, b_h,
+            zx if px is None else px[t], r if px is None else r[t],
+            dc, dz[t], dr[t], dr if dpx is None else dpx[t], db_h,
+            dz.stride(1), 0 if px is None else px.stride(1), B, H,
+            HAS_PX=px is not None, SPLIT=split, **flags, **work.options(pdl),
+        )  # fmt: skip
+
+    partial = _partial(dr, W_zm, plan.dm)
+    dh_rec, split = (torch.zeros_like(h_0) if dh_T is None else dh_T.contiguous()), 1
+    cell(T - 1, dh_rec, split, False)
+    if mx is None or W_mh is None or dmx is None:
+        for t in range(T - 1, -1, -1):
+            dh_rec, split = partial(t, plan.pdl)
+            if t > 0:
+                cell(t - 1, dh_rec, split, plan.pdl)
+    else:
+        to_dh = _dh_step(chunk, saved, da, dh, dc, dz, db_h, plan, cell)
+        to_da = _da_step(chunk, saved, da, dmx, dz, partial, plan, work)
+        for t in range(T - 1, -1, -1):
+            to_da(t, plan.pdl)
+            if t > 0:
+                to_dh(t, plan.pdl)
+        dh_rec, split = _partial(da, W_mh, None)(0, False)
+    dh_0 = dh_rec if split == 1 else dh_rec.sum(0)
+    return Gradients(dx, dmx, dz, dr, da, dpx, dh_0.view(B, H).to(h_0.dtype), dc, db_h)
+
+
+def _partial(x: Tensor, W: Tensor, tile: Tile | None) -> Any:
+    """A function of t that makes x_t @ W in partial sums, and says in how many."""
+    _, B, K = x.shape
+    N = W.shape[1]
+    if tile is None:
+        out = x.new_empty(B, N)
+
+        def plain(t: int, pdl: bool) -> tuple[Tensor, int]:
+            return torch.mm(x[t], W, out=out), 1
+
+        return plain
+    rows, matrix = _rows(x, (tile.BM, tile.BK)), _matrix(W, (tile.BK, tile.BN))
+    sums = x.new_empty(tile.split, B, N, dtype=torch.float32)
+    grid = (triton.cdiv(B, tile.BM), triton.cdiv(N, tile.BN), tile.split)
+
+    def split(t: int, pdl: bool) -> tuple[Tensor, int]:
+        products.sum_product[grid](
+            rows, matrix, sums, t * B, B, N, K, SPLIT=tile.split, **_options(tile, pdl)
+        )
+        return sums, tile.split
+
+    return split
+
+
+def _da_step(
+    chunk: Chunk, saved: Saved, da: Tensor, dmx: Tensor, dz: Tensor, partial: Any, plan: Plan, work: _Pointwise
+) -> Any:
+    """A function of t that makes da_t and dmx_t from dz_t."""
+    mx, a, W_zm, tile = chunk.mx, saved.a, chunk.W_zm, plan.dm
+    assert mx is not None
+    _, B, H = da.shape
+    if plan.dm_fused and tile is not None:
+        rows, W = _rows(dz, (tile.BM, tile.BK)), _matrix(W_zm, (tile.BK, tile.BN))
+        grid = (triton.cdiv(B, tile.BM), triton.cdiv(H, tile.BN))
+
+        def fused(t: int, pdl: bool) -> None:
+            products.dm_product[grid](
+                rows, W, mx[t], a[t], da[t], dmx[t], t * B, mx.stride(1), dmx.stride(1), B, H,
+                **_options(tile, pdl),
+            )  # fmt: skip
+
+        return fused
+
+    def summed(t: int, pdl: bool) -> None:
+        dm, split = partial(t, pdl)
+        pointwise.m_backward[work.grid](
+            dm, mx[t], a[t], da[t], dmx[t], mx.stride(1), dmx.stride(1), B, H, SPLIT=split, **work.options(pdl)
+        )
+
+    return summed
+
+
+def _dh_step(
+    chunk: Chunk, saved: Saved, da: Tensor, dh: Tensor, dc: Tensor, dz: Tensor, db_h: Tensor | None,
+    plan: Plan, cell: Any,
+) -> Any:  # fmt: skip
+    """A function of t that makes dz_{t-1} and dc_{t-1} from da_t."""
+    W_mh, mask, b_h, unit, tile = chunk.W_mh, chunk.mask, chunk.b_h, chunk.unit, plan.dh
+    assert W_mh is not None
+    if not plan.dh_fused or tile is None or chunk.px is not None or unit == "tanh":
+        partial = _partial(da, W_mh, tile)
+
+        def summed(t: int, pdl: bool) -> None:
+            dh_rec, split = partial(t, pdl)
+            cell(t - 1, dh_rec, split, pdl)
+
+        return summed
+    _, B, H = da.shape
+    rows, W = _rows(da, (tile.BM, tile.BK)), _matrix(W_mh, (tile.BK, tile.BN))
+    grid = (triton.cdiv(B, tile.BM), triton.cdiv(H, tile.BN))
+    flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
+    z, c = saved.z, saved.c
+
+    def fused(t: int, pdl: bool) -> None:
+        products.dh_product[grid](
+            rows, W, dh[t - 1], z[t - 1], c[t - 1], c[t], mask, b_h, dc, dz[t - 1], db_h,
+            t * B, dz.stride(1), B, H, **flags, **_options(tile, pdl),
+        )  # fmt: skip
+
+    return fused
+
+
+def weight_gradients(saved: Saved, grads: Gradients) -> tuple[Tensor | None, Tensor]:
+    """dW_mh and dW_zm in fp32, padded and packed."""
+    T, B, H = saved.h.shape[0] - 1, saved.h.shape[1], saved.h.shape[2]
+    before = saved.h[:-1].view(T * B, H)
+    dr = grads.dr.flatten(0, 1)
+    if grads.dmx is None:
+        return None, product_fp32(dr.t(), before)
+    da = grads.da.view(T * B, H)
+    return product_fp32(da.t(), before), product_fp32(dr.t(), saved.m.view(T * B, H))
+
+
+def product_fp32(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y of bf16 operands, summed and given in fp32."""
+    if x.is_cuda:
+        return torch.mm(x, y, out_dtype=torch.float32)
+    return x.float() @ y.float()
