@@ -1,0 +1,292 @@
+"""One .safetensors file is one model: weights, recipe and alphabet together, checked on the way back in."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import mulstm
+from mulstm import recipe as recipes
+from mulstm import runs
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import CheckpointError, MulstmError
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe, Recipe
+
+# The one metadata key: with two, safetensors writes them in an order that changes from run to run.
+KEY = "mulstm"
+FORMAT = 1
+# How matrices are stored; vectors always keep the model's own type, they are small and matter most.
+STORAGES = ("fp32", "fp64", "bf16", "int8")
+SCALE = ".scale"  # int8: name + SCALE holds one factor a row
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "int8": torch.int8}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model and what is known of it."""
+
+    model: LanguageModel
+    alphabet: Alphabet
+    recipe: Recipe
+    meta: dict[str, Any]  # metrics, source, storage, fingerprint, the version that wrote it
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: LanguageModel,
+    alphabet: Alphabet,
+    *,
+    recipe: Recipe | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    source: Mapping[str, Any] | None = None,
+    storage: str | None = None,
+) -> str:
+    """Replaces the file in one step and returns its fingerprint; without `storage` nothing is rounded."""
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if storage is None:
+        storage = "fp64" if any(tensor.dtype == torch.float64 for tensor in weights.values()) else "fp32"
+    tensors = _pack(weights, storage)
+    whole = dataclasses.replace(recipe or Recipe(), model=model.recipe)
+    meta: dict[str, Any] = {
+        "format": FORMAT,
+        "kind": "model",
+        "version": mulstm.__version__,
+        "storage": storage,
+        "recipe": recipes.as_dict(whole),
+        "alphabet": alphabet.to_json(),
+        "metrics": dict(metrics or {}),
+        "source": dict(source or {}),
+        "fingerprint": _digest(tensors, model.recipe, alphabet),
+    }
+    write_tensors(Path(path), tensors, meta)
+    return str(meta["fingerprint"])
+
+
+def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Checkpoint:
+    """The model on `device`, ready to be used; a run folder stands for its best model, or its last."""
+    file = find(path)
+    meta = _read_header(file)
+    if meta.get("kind") != "model":
+        raise CheckpointError(
+            f"{file} holds the training state of a run, not a model. Give last.safetensors beside it."
+        )
+    try:
+        recipe = recipes.from_dict(meta["recipe"])
+        alphabet = Alphabet.from_json(meta["alphabet"])
+        storage = str(meta["storage"])
+        stated = str(meta["fingerprint"])
+    except (KeyError, TypeError, ValueError, MulstmError) as fault:
+        raise CheckpointError(
+            f"The description inside {file} cannot be read ({fault}). Take another copy, or train again."
+        ) from fault
+    tensors = load_file(file)
+    model = LanguageModel(recipe.model, alphabet.size, init=None)
+    if storage == "fp64":
+        model = model.double()
+    _check_tensors(file, tensors, model.state_dict(), storage)
+    if _digest(tensors, recipe.model, alphabet) != stated:
+        raise CheckpointError(
+            f"The contents of {file} do not match their fingerprint: the file was changed or damaged. "
+            "Take another copy of it, or train again."
+        )
+    model.load_state_dict(_unpack(tensors, storage))
+    return Checkpoint(model.to(device).eval(), alphabet, recipe, meta)
+
+
+def find(path: str | os.PathLike[str]) -> Path:
+    """The file meant: itself, or the best (else the last) model of a run folder."""
+    given = Path(path)
+    if given.is_dir():
+        for name in ("best.safetensors", "last.safetensors"):
+            if (given / name).is_file():
+                return given / name
+        raise CheckpointError(
+            f"There is no checkpoint in the folder {given}. Train first, or give a .safetensors file."
+        )
+    if not given.is_file():
+        raise CheckpointError(
+            f"There is no checkpoint at {given}. Give a .safetensors file or the folder of a run."
+        )
+    return given
+
+
+def require_alphabet(checkpoint: Checkpoint, alphabet: Alphabet, where: str) -> None:
+    """Raises CheckpointError when the text was encoded with another alphabet than the model's."""
+    if checkpoint.alphabet != alphabet:
+        raise CheckpointError(
+            f"The checkpoint has an alphabet of {checkpoint.alphabet.size} symbols, and {where} another one "
+            f"of {alphabet.size}. Use a text with the model's own alphabet, or train a model on this one."
+        )
+
+
+def fingerprint(model: LanguageModel, alphabet: Alphabet) -> str:
+    """A hash of everything that decides what the model computes: weights, wiring, alphabet."""
+    return _digest(model.state_dict(), model.recipe, alphabet)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Replaces `path` in one step: a reader, or a run killed at any moment, sees the old file or the new."""
+    # safetensors refuses shared memory and strides, so each tensor gets memory of its own.
+    plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    text = json.dumps(meta, sort_keys=True, allow_nan=False)
+    with runs.replacing(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata={KEY: text})
+        except SafetensorError as fault:
+            raise OSError(None, str(fault)) from fault
+        # safetensors makes files that only their owner can read; these are like any other.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+
+
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file written by `write_tensors` with this kind."""
+    meta = _read_header(path)
+    if meta.get("kind") != kind:
+        raise CheckpointError(
+            f"{path} is a {meta.get('kind')!r} file, not a {kind!r} file. Give the right one of the two."
+        )
+    return load_file(path), meta
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """Our metadata, read without touching the weights; every way a file can be wrong has its own sentence."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        if head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+            raise CheckpointError(
+                f"{path} is a pickled or zipped file, which can run code when opened. "
+                'Give a .safetensors file, or see "mulstm import" for the formats of other projects.'
+            )
+        if not 2 <= length <= min(size, 100_000_000):
+            raise CheckpointError(
+                f"{path} is no safetensors file, or its start is damaged ({size:,} bytes). Give another file."
+            )
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        end = max(
+            (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
+        raise CheckpointError(
+            f"{path} is not a safetensors file, or its start is damaged ({size:,} bytes). Give another file."
+        ) from fault
+    if size != 8 + length + end:
+        raise CheckpointError(
+            f"{path} has {size:,} bytes and should have {8 + length + end:,}: it is cut short or damaged. "
+            "Take another copy, or train on with --resume."
+        )
+    stored = header.get("__metadata__", {}).get(KEY)
+    if stored is None:
+        raise CheckpointError(
+            f"{path} is a safetensors file of another program: it has no {KEY!r} entry. "
+            'See "mulstm import" for the formats of other projects.'
+        )
+    try:
+        meta = json.loads(stored)
+        if not isinstance(meta, dict):
+            raise TypeError("not an object")
+    except (ValueError, TypeError) as fault:
+        raise CheckpointError(
+            f"The description inside {path} is damaged ({fault}). Take another copy."
+        ) from fault
+    if meta.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {meta.get('format')!r}, and this mulstm reads {FORMAT}. Install a newer one."
+        )
+    return meta
+
+
+def _pack(weights: Mapping[str, Tensor], storage: str) -> dict[str, Tensor]:
+    if storage not in STORAGES:
+        raise CheckpointError(f"There is no storage {storage!r}. Choose one of: {', '.join(STORAGES)}.")
+    packed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        value = tensor.to("cpu")
+        if storage in ("fp32", "fp64"):
+            packed[name] = value.to(DTYPES[storage])
+        elif value.dim() < 2:
+            packed[name] = value.float()
+        elif storage == "bf16":
+            packed[name] = value.to(torch.bfloat16)
+        else:
+            largest = value.float().abs().amax(dim=-1)
+            scale = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+            packed[name] = torch.round(value.float() / scale.unsqueeze(-1)).to(torch.int8)
+            packed[name + SCALE] = scale
+    return packed
+
+
+def _unpack(tensors: Mapping[str, Tensor], storage: str) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if storage == "int8" and name.endswith(SCALE):
+            continue
+        if tensor.dtype == torch.int8:
+            weights[name] = tensor.float() * tensors[name + SCALE].unsqueeze(-1)
+        else:
+            weights[name] = tensor if storage == "fp64" else tensor.float()
+    return weights
+
+
+def _check_tensors(
+    file: Path, tensors: Mapping[str, Tensor], model: Mapping[str, Tensor], storage: str
+) -> None:
+    """Names, shapes and types must be exactly those the recipe inside the file calls for."""
+    if storage not in STORAGES:
+        raise CheckpointError(
+            f"{file} stores its weights as {storage!r}, which is unknown. Install a newer mulstm."
+        )
+    expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for name, tensor in model.items():
+        matrix = tensor.dim() >= 2
+        expected[name] = (
+            tuple(tensor.shape),
+            DTYPES[storage] if matrix or storage == "fp64" else torch.float32,
+        )
+        if matrix and storage == "int8":
+            expected[name + SCALE] = (tuple(tensor.shape[:-1]), torch.float32)
+    faults = [f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())]
+    faults += [f"{name} is not known" for name in sorted(tensors.keys() - expected.keys())]
+    for name in sorted(expected.keys() & tensors.keys()):
+        found = (tuple(tensors[name].shape), tensors[name].dtype)
+        if found != expected[name]:
+            faults.append(f"{name} is {_spell(*found)} instead of {_spell(*expected[name])}")
+    if faults:
+        raise CheckpointError(
+            f"The weights in {file} do not fit the recipe stored with them: {'; '.join(faults[:4])}. "
+            "Take another copy of the file, or train again."
+        )
+
+
+def _spell(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
+
+
+def _digest(tensors: Mapping[str, Tensor], model: ModelRecipe, alphabet: Alphabet) -> str:
+    # Only what differs from the defaults: a key added to recipes later must not change old fingerprints.
+    plain = dataclasses.asdict(ModelRecipe())
+    wiring = {key: value for key, value in dataclasses.asdict(model).items() if value != plain[key]}
+    digest = hashlib.sha256(json.dumps([wiring, alphabet.to_json()], sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().to("cpu").contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()

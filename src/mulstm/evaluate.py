@@ -1,0 +1,104 @@
+"""Streams a split through a model: every symbol is predicted once, and the loss is summed in float64."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from mulstm.data.corpus import Split
+from mulstm.data.lanes import Lanes
+from mulstm.errors import DataError
+from mulstm.nn.model import LanguageModel
+from mulstm.ops.reference import State
+from mulstm.units import bits_per_char, word_perplexity
+
+Losses = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a text costs under a model."""
+
+    nats: float
+    symbols: int
+    words: int | None
+    seconds: float
+    losses: Losses | None = None  # (symbols,) nats of each symbol in text order
+
+    @property
+    def bits_per_char(self) -> float:
+        """The mean cost of a symbol."""
+        return bits_per_char(self.nats, self.symbols)
+
+    @property
+    def word_perplexity(self) -> float | None:
+        """By the paper's conversion, where the corpus has words."""
+        return word_perplexity(self.bits_per_char, self.symbols, self.words) if self.words else None
+
+
+def evaluate(
+    model: LanguageModel,
+    split: Split,
+    lanes: int = 10,
+    chunk: int = 200,
+    *,
+    symbols: int = 0,  # only so many from the beginning; 0: all
+    losses: bool | Path = False,  # keep each symbol's loss: in memory, or in this .npy file
+    progress: Callable[[int, float], None] | None = None,  # gets the symbols read and their bits/char so far
+) -> Evaluation:
+    """The cost of a split, cut into `lanes` stretches that each start from a zero state; constant memory."""
+    total = min(symbols or split.symbols_count, split.symbols_count)
+    if total == 0:
+        raise DataError(
+            f"The {split.name} part of {split.corpus} is empty. Give it a share with --set data.split=90-5-5."
+        )
+    lanes = min(lanes, total)
+    length = -(-total // lanes)
+    chunk = min(chunk, length)
+    # The first block of a split cut at `total` is its beginning.
+    chunks = Lanes(split, lanes, chunk, trim=False, block=total)
+    kept = _room(losses, total)
+    device = next(model.parameters()).device
+    folded = model.folded().eval()
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    state: tuple[State, ...] = folded.zero_state(lanes)
+    started = time.perf_counter()
+    for k in range(-(-length // chunk)):
+        x, y = (
+            torch.from_numpy(np.ascontiguousarray(part)).to(device, torch.long) for part in chunks.chunk_at(k)
+        )
+        with torch.inference_mode():
+            logits, state = folded(x, state)
+            each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="none")
+            nats = nats + each.sum(dtype=torch.float64)
+        if kept is not None:
+            _keep(kept, each.view_as(y).cpu().numpy(), y.cpu().numpy(), k * chunk, length)
+        # Asking for the sum makes a GPU wait, so it is asked for now and then only.
+        if progress is not None and k % 16 == 15:
+            done = min((k + 1) * chunk * lanes, total)
+            progress(done, bits_per_char(float(nats), done))
+    if isinstance(kept, np.memmap):
+        kept.flush()
+    words = split.words if total == split.symbols_count else None
+    return Evaluation(float(nats), total, words, time.perf_counter() - started, kept)
+
+
+def _room(losses: bool | Path, total: int) -> Losses | None:
+    if isinstance(losses, Path):
+        return np.lib.format.open_memmap(losses, mode="w+", dtype=np.float32, shape=(total,))
+    return np.empty(total, dtype=np.float32) if losses else None
+
+
+def _keep(kept: Losses, each: Losses, y: npt.NDArray[np.int64], start: int, length: int) -> None:
+    """Puts the losses of a chunk where its symbols stand in the text: lane b begins at b x length."""
+    for b in range(y.shape[0]):
+        real = int((y[b] >= 0).sum())
+        place = b * length + start
+        kept[place : place + real] = each[b, :real]

@@ -1,0 +1,272 @@
+"""Everything a training run is made of before its first update: text, model, folder, saved state."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mulstm import checkpoint, console, data, ops, parallel, resume, runs
+from mulstm import recipe as recipes
+from mulstm import update as updates
+from mulstm.data.corpus import Corpus
+from mulstm.data.lanes import Lanes
+from mulstm.errors import CheckpointError, ExtraError, RecipeError, RunError
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import Recipe
+from mulstm.resume import Progress
+
+# Recipe keys that may change between stopping and going on: they do not touch what is learnt.
+FREE = ("train.save_every", "train.backend", "title")
+LOG_LINES = 500  # in a whole run, about
+
+
+@dataclass
+class Job:
+    """What the training loop works on."""
+
+    recipe: Recipe
+    share: parallel.Share
+    corpus: Corpus
+    update: updates.Update
+    folder: Path
+    run: runs.Run | None  # None in all processes but the first, which alone writes
+    progress: Progress
+    epoch: int  # updates in one pass over the text
+    total: int  # updates in the whole run
+    facts: dict[str, Any]  # of the text
+    hardware: str
+    backend: str
+    setup_seconds: float = 0.0
+    saved: float = field(default_factory=time.monotonic)  # when
+    signals: list[int] = field(default_factory=list)
+    screen: console.Progress | None = None
+    board: Any = None  # a TensorBoard writer
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model that counts: the averaged one where there is one."""
+        return self.update.averaged or self.update.model
+
+    @property
+    def is_validation_due(self) -> bool:
+        """Whether the update just made is followed by a validation that has not been made yet."""
+        n = self.progress.update
+        if n == self.progress.validated or self.corpus.split("valid").symbols_count == 0:
+            return False
+        return n == self.total or n % (self.recipe.evaluate.every or max(1, self.total // 10)) == 0
+
+    @property
+    def is_log_due(self) -> bool:
+        """Whether the update just made is followed by a line of the log."""
+        n = self.progress.update
+        return n == self.total or n % max(1, self.total // LOG_LINES) == 0
+
+
+def build(
+    recipe: Recipe,
+    share: parallel.Share,
+    *,
+    runs_dir: Path,
+    path: Path | None,
+    data_dir: str | Path | None,
+    start_from: str | Path | None,
+) -> Job:
+    """A job at its beginning, or, where `path` is an earlier run, at its last checkpoint."""
+    if recipe.train.lanes % share.count:
+        raise RecipeError(
+            f"{recipe.train.lanes} lanes cannot be shared by {share.count} processes. "
+            f"Set train.lanes to a multiple of {share.count}."
+        )
+    corpus = load_corpus(recipe, share, data_dir)
+    chunks = lanes(recipe, corpus, 0)
+    update = _update(recipe, share, corpus, start_from)
+    run: runs.Run | None = None
+
+    def take() -> float:
+        nonlocal run
+        run = runs.Run.create(recipe, root=runs_dir) if path is None else runs.Run.open(path)
+        return 0.0
+
+    share.by_first(take)
+    folder = Path(share.tell(str(run.path) if run else ""))
+    if path is not None:
+        _require_same(recipe, recipes.load(folder / "recipe.toml"), folder)
+    job = Job(
+        recipe,
+        share,
+        corpus,
+        update,
+        folder,
+        run,
+        Progress(),
+        epoch=len(chunks),
+        total=recipe.train.updates or max(1, round(recipe.train.epochs * len(chunks))),
+        facts=corpus_facts(corpus),
+        hardware=hardware(share.device),
+        backend=backend_of(update.model, recipe.train.lanes // share.count),
+    )
+    if (folder / resume.NAME).is_file():
+        job.progress = resume.load(folder / resume.NAME, update, job.facts)
+    if run is not None:
+        _tidy(run.path, job.progress.update)
+    return job
+
+
+def earlier(recipe: Recipe, runs_dir: Path, resume_from: str | None) -> Path | None:
+    """The folder to go on with: the one named, or for "auto" the newest run of this very recipe, if any."""
+    if resume_from is None:
+        return None
+    if resume_from != "auto":
+        return Path(resume_from)
+    own = recipes.as_dict(recipe)
+    found = sorted((runs_dir / recipe.name).glob("*-seed*/recipe.toml"), key=lambda p: p.stat().st_mtime_ns)
+    for file in reversed(found):
+        with contextlib.suppress(RecipeError):  # of another version
+            if not differences(own, recipes.as_dict(recipes.load(file))):
+                return file.parent
+    return None
+
+
+def differences(now: dict[str, Any], then: dict[str, Any], prefix: str = "") -> list[str]:
+    """The keys on which two recipes disagree, with both values."""
+    found: list[str] = []
+    for key in sorted(now.keys() | then.keys()):
+        a, b = now.get(key), then.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b and f"{prefix}{key}" not in FREE:
+            found.append(f"{prefix}{key} was {b!r}, is {a!r}")
+    return found
+
+
+def finished(path: Path) -> dict[str, Any] | None:
+    """The record of a run that is complete, else None."""
+    try:
+        record = json.loads((path / "metrics.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
+    """The recipe's text; the first process goes ahead, so that only one unpacks or fetches it."""
+
+    def read() -> Corpus:
+        d = recipe.data
+        return data.load(d.corpus, data_dir=data_dir, split=d.split, protocol=d.protocol, alphabet=d.alphabet)
+
+    share.by_first(lambda: float(len(read().text)))
+    return read()
+
+
+def lanes(recipe: Recipe, corpus: Corpus, epoch: int) -> Lanes:
+    """The training text's chunks in an epoch; with `rotate` each epoch but the first starts elsewhere."""
+    t = recipe.train
+    split = corpus.split("train")
+    offset = 0
+    if t.rotate and epoch:
+        offset = int(np.random.default_rng([t.seed, epoch]).integers(split.symbols_count))
+    return Lanes(split, t.lanes, t.chunk, trim=True, offset=offset, block=t.block)
+
+
+def corpus_facts(corpus: Corpus) -> dict[str, Any]:
+    """What must not change about a text while a run over it is interrupted."""
+    parts = [corpus.split(name) for name in ("train", "valid", "test")]
+    n = len(corpus.text)
+    ends = corpus.text.read(0, min(n, 65536)).tobytes() + corpus.text.read(max(0, n - 65536), n).tobytes()
+    return {
+        "symbols": [part.symbols_count for part in parts],
+        "alphabet": corpus.alphabet.fingerprint,
+        "ends": f"{zlib.crc32(ends):08x}",
+    }
+
+
+def backend_of(model: LanguageModel, B: int) -> str:
+    """The backend that will run the model's recurrence, or BackendError if the one asked for cannot."""
+    layer = model.stack[0]
+    with torch.no_grad():
+        w = layer.weights(model.dtype)
+    if w.W_zm is None:
+        return "reference"
+    zx = torch.zeros(1, B, w.W_zm.shape[0], dtype=model.dtype, device=w.W_zm.device)
+    mx = None if w.W_mh is None else zx[..., : layer.hidden].contiguous()
+    return ops.chosen(
+        mx,
+        zx,
+        w.W_mh,
+        w.W_zm,
+        model.zero_state(B)[0],
+        px=None if w.alpha is None else zx,
+        b_h=w.b_h,
+        unit=layer.unit,
+        backend=model.backend,
+    )
+
+
+def hardware(device: torch.device) -> str:
+    """The device's own name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    facts = runs.environment()
+    return f"{facts['processor']}, {facts['cores']} cores"
+
+
+def board(folder: Path) -> Any:
+    """A TensorBoard writer into the run's folder."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ExtraError(
+            'TensorBoard is not installed. Run pip install "mulstm[tensorboard]", or go without.'
+        ) from None
+    return SummaryWriter(str(folder))
+
+
+def _update(
+    recipe: Recipe, share: parallel.Share, corpus: Corpus, start_from: str | Path | None
+) -> updates.Update:
+    model = LanguageModel(recipe.model, corpus.alphabet.size, init=None)
+    if start_from is None:
+        model.initialise(recipe.init, torch.Generator().manual_seed(recipe.train.seed))
+    else:
+        start = checkpoint.load(start_from)
+        checkpoint.require_alphabet(start, corpus.alphabet, f"the corpus {corpus.name}")
+        if start.model.recipe != recipe.model:
+            changed = differences(vars(recipe.model), vars(start.model.recipe))
+            raise CheckpointError(
+                f"The model in {start_from} is another one than the recipe's ({'; '.join(changed)}). "
+                "Give the recipe it was trained with, or leave --from out."
+            )
+        model.load_state_dict(start.model.state_dict())
+    model = model.to(share.device).train()
+    model.precision, model.backend = recipe.train.precision, recipe.train.backend
+    backend_of(model, recipe.train.lanes // share.count)
+    generator = torch.Generator(share.device).manual_seed(recipe.train.seed)
+    return updates.make(model, recipe, generator, share)
+
+
+def _require_same(recipe: Recipe, then: Recipe, folder: Path) -> None:
+    changed = differences(recipes.as_dict(recipe), recipes.as_dict(then))
+    if changed:
+        raise RunError(
+            f"The run in {folder} was made with another recipe ({'; '.join(changed[:4])}). "
+            "Resume it with its own recipe, or start a new run."
+        )
+
+
+def _tidy(folder: Path, update: int) -> None:
+    """Takes away what a killed run left half-written, and its log lines after the last checkpoint."""
+    for left in folder.glob(".*.tmp"):
+        left.unlink()
+    lines = runs.read_log(folder)
+    kept = [line for line in lines if line["update"] <= update]
+    if len(kept) < len(lines):
+        runs.write_atomic(folder / "log.jsonl", "".join(runs.json_line(line) for line in kept))

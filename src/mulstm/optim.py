@@ -1,0 +1,129 @@
+"""How a gradient becomes an update: Adam, the paper's length-normalised RMSprop, and the rate's course."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mulstm.recipe import OptimiserRecipe
+
+Named = Iterable[tuple[str, Tensor]]
+
+
+def rate_at(optimiser: OptimiserRecipe, n: int, updates: int) -> float:
+    """The rate of the update that follows `n` finished ones, in a run of `updates`."""
+    over = optimiser.decay_updates or max(updates, 1)
+    left = max(over - n, 0) / over
+    match optimiser.decay:
+        case "linear":
+            rate = max(optimiser.rate * left, optimiser.floor)
+        case "cosine":
+            swing = 0.5 * (1.0 - math.cos(math.pi * left))
+            rate = optimiser.floor + (optimiser.rate - optimiser.floor) * swing
+        case "exponential":
+            rate = max(optimiser.rate * optimiser.decay_factor ** (n + 1), optimiser.floor)
+        case "constant":
+            rate = optimiser.rate
+        case other:
+            raise ValueError(f"there is no decay {other!r}")
+    return rate * min(1.0, (n + 1) / optimiser.warmup) if optimiser.warmup else rate
+
+
+def build(optimiser: OptimiserRecipe, named: Named, rate: Tensor) -> torch.optim.Optimizer:
+    """The optimiser of a recipe. `rate` is a tensor that the caller refills before each update."""
+    parameters = [(name, tensor) for name, tensor in named if tensor.requires_grad]
+    if optimiser.name == "rmsprop-normalised":
+        return NormalisedRMSprop(
+            [tensor for _, tensor in parameters], rate, optimiser.beta2, optimiser.epsilon
+        )
+    # Decay is for matrices: pulling gains, biases and gate offsets to zero is not regularisation.
+    matrices = [tensor for _, tensor in parameters if tensor.dim() >= 2]
+    vectors = [tensor for _, tensor in parameters if tensor.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": optimiser.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    kind = torch.optim.AdamW if optimiser.name == "adamw" else torch.optim.Adam
+    return kind(
+        [group for group in groups if group["params"]],
+        lr=rate,
+        betas=(optimiser.beta1, optimiser.beta2),
+        eps=optimiser.epsilon,
+        fused=True,
+        capturable=rate.is_cuda,
+    )
+
+
+class NormalisedRMSprop(torch.optim.Optimizer):
+    """RMSprop whose update, over all parameters together, always has the length `rate`.
+
+    MS <- decay MS + (1 - decay) g^2,  v = g / (sqrt(MS) + epsilon),  p <- p - rate v / |v|,
+    where the decay of the j-th update is 1 - 1/j while j < 10: MS starts as a plain mean.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], rate: Tensor, decay: float, epsilon: float) -> None:
+        super().__init__(parameters, {"lr": rate})
+        self.decay = decay
+        self.epsilon = epsilon
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "mean_square": torch.zeros_like(parameter),
+            }
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update. Nothing here reads a value back, so that it can be captured in a CUDA graph."""
+        group = self.param_groups[0]
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters]
+        steps = [self.state[parameter]["step"] for parameter in parameters]
+        squares = [self.state[parameter]["mean_square"] for parameter in parameters]
+        torch._foreach_add_(steps, 1)
+        j = steps[0]
+        decay = torch.where(j < 10, 1 - 1 / j, torch.full_like(j, self.decay))
+        for square, gradient in zip(squares, gradients, strict=True):
+            square.lerp_(gradient * gradient, (1 - decay).to(square.dtype))
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, self.epsilon)
+        moves = torch._foreach_div(gradients, roots)
+        length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(moves)))
+        # A gradient of exactly zero moves nothing; dividing by its length would.
+        scale = torch.where(length > 0, group["lr"] / length, torch.zeros_like(length))
+        torch._foreach_mul_(moves, scale)
+        torch._foreach_sub_(parameters, moves)
+
+
+def clip(parameters: Iterable[Tensor], largest: float) -> Tensor:
+    """The norm of the whole gradient, after scaling it down to `largest` if that is > 0 and exceeded."""
+    held = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None], foreach=True)
+    if largest > 0:
+        torch.nn.utils.clip_grads_with_norm_(held, largest, norm, foreach=True)
+    return norm
+
+
+def state_tensors(optimiser: torch.optim.Optimizer, named: Named) -> dict[str, Tensor]:
+    """What the optimiser remembers, each tensor under "<what>.<parameter>"."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in named:
+        for what, value in optimiser.state.get(parameter, {}).items():
+            found[f"{what}.{name}"] = value
+    return found
+
+
+@torch.no_grad()
+def load_state_tensors(optimiser: torch.optim.Optimizer, named: Named, tensors: Mapping[str, Tensor]) -> None:
+    """Puts back what `state_tensors` gave."""
+    for name, parameter in named:
+        state: dict[str, Tensor] = {}
+        for key, value in tensors.items():
+            what, _, whose = key.partition(".")
+            if whose == name:
+                state[what] = value.to(parameter.device).clone()
+        if state:
+            optimiser.state[parameter] = state

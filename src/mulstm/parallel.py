@@ -1,0 +1,143 @@
+"""Several processes share the lanes of one run: torchrun starts them, this joins them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mulstm.errors import BackendError, MulstmError, RunError
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Share:
+    """This process's part of the work; with one process, all of it."""
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = CPU
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def lanes(self, B: int) -> slice:
+        """This process's lanes of all B."""
+        each = B // self.count
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def sum(self, tensors: Iterable[Tensor | None]) -> None:
+        """Each tensor becomes its sum over the processes, in place."""
+        if self.count > 1:
+            for tensor in tensors:
+                if tensor is not None:
+                    dist.all_reduce(tensor)
+
+    def whole(self, own: Tensor) -> Tensor:
+        """The rows of all processes, in the order of the lanes."""
+        if self.count == 1:
+            return own
+        rows = [torch.empty_like(own) for _ in range(self.count)]
+        dist.all_gather(rows, own.contiguous())
+        return torch.cat(rows)
+
+    def largest(self, *values: float) -> list[float]:
+        """For each value the largest that any process has: all of them then decide alike."""
+        if self.count == 1:
+            return list(values)
+        agreed = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        return [float(value) for value in agreed.tolist()]
+
+    def by_first(self, work: Callable[[], float]) -> float:
+        """What `work` returns in the first process, told to all; if it fails there, it fails everywhere."""
+        if self.count == 1:
+            return work()
+        fault: BaseException | None = None
+        answer = torch.zeros(2, dtype=torch.float64, device=self.device)
+        if self.first:
+            try:
+                answer[1] = work()
+            except BaseException as error:
+                fault = error
+                answer[0] = 1.0
+        dist.broadcast(answer, src=0)
+        if fault is not None:
+            raise fault
+        if float(answer[0]):
+            raise RunError("The first process stopped. Its message says why.")
+        return float(answer[1])
+
+    def tell(self, text: str) -> str:
+        """The first process's text, in every process."""
+        if self.count == 1:
+            return text
+        data = torch.zeros(4096, dtype=torch.uint8, device=self.device)
+        if self.first:
+            raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+            data[: raw.numel()] = raw.to(self.device)
+        dist.broadcast(data, src=0)
+        return bytes(data.cpu().numpy()).rstrip(b"\0").decode()
+
+
+def pick(device: str, local_rank: int = 0) -> torch.device:
+    """The device a name stands for; "auto" is a GPU where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as fault:
+        raise BackendError(f"There is no device {device!r}. Say auto, cpu, cuda or cuda:1.") from fault
+    if chosen.type not in ("cpu", "cuda"):
+        raise BackendError(f"The device {device!r} is not supported. Say auto, cpu, cuda or cuda:1.")
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            raise BackendError(
+                f"The device {device!r} was asked for and there is no GPU here. Say --device cpu."
+            )
+        index = local_rank if chosen.index is None else chosen.index
+        if index >= torch.cuda.device_count():
+            raise BackendError(
+                f"GPU {index} was asked for and there are {torch.cuda.device_count()}. Say a smaller number."
+            )
+        chosen = torch.device("cuda", index)
+    return chosen
+
+
+@contextlib.contextmanager
+def joined(device: str) -> Iterator[Share]:
+    """This process's share, as torchrun's environment says; leaves the group in good order."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Share(device=_entered(pick(device)))
+        return
+    where = _entered(pick(device, int(os.environ.get("LOCAL_RANK", "0"))))
+    dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    try:
+        yield Share(dist.get_rank(), count, where)
+    except MulstmError:
+        _part()
+        raise
+    else:
+        _part()
+
+
+def _entered(device: torch.device) -> torch.device:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def _part() -> None:
+    # Leaving while another process still sends aborts it; so all meet once more before the group ends.
+    with contextlib.suppress(RuntimeError):
+        dist.barrier()
+    dist.destroy_process_group()

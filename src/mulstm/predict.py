@@ -1,0 +1,62 @@
+"""The model one symbol at a time, for whoever settles the next: sampling, coding, a demo."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mulstm.data.alphabet import Alphabet
+from mulstm.nn.model import LanguageModel
+from mulstm.ops.reference import State
+
+Symbols = npt.NDArray[np.integer] | Tensor
+LONGEST = 256  # a long prompt is fed in pieces of this length, so that memory stays constant
+
+
+class Predictor:
+    """log_probs -> the caller settles a symbol -> feed(it), for several lanes at once.
+
+    A step is the recurrence that training uses, with T = 1: nothing is written twice.
+    """
+
+    def __init__(self, model: LanguageModel, alphabet: Alphabet, lanes: int = 1) -> None:
+        # Folded, a step does no work that does not depend on the symbol.
+        self.model = model.folded().eval()
+        self.alphabet = alphabet
+        self.lanes = lanes
+        self.device = next(self.model.parameters()).device
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything fed so far."""
+        self.state: tuple[State, ...] = self.model.zero_state(self.lanes)
+        # Before the first symbol nothing is known, and all are equally likely.
+        self._logits: Tensor | None = None
+
+    def log_probs(self) -> Tensor:
+        """(lanes, N): the natural logarithm of the next symbol's distribution, float64 on the CPU."""
+        if self._logits is None:
+            size = self.alphabet.size
+            return torch.full((self.lanes, size), -math.log(size), dtype=torch.float64)
+        return torch.log_softmax(self._logits.to("cpu", torch.float64), dim=-1)
+
+    @torch.inference_mode()
+    def feed(self, symbols: Symbols) -> None:
+        """Takes in the next symbol of each lane, (lanes,), or several, (lanes, T)."""
+        x = torch.as_tensor(np.asarray(symbols)).to(self.device, torch.long)
+        x = x.unsqueeze(-1) if x.dim() == 1 else x
+        if x.dim() != 2 or x.shape[0] != self.lanes:
+            raise ValueError(f"{self.lanes} lanes cannot take symbols of shape {tuple(x.shape)}")
+        for piece in torch.split(x, LONGEST, dim=1):
+            logits, self.state = self.model(piece, self.state)
+            self._logits = logits[:, -1]
+
+    def feed_text(self, text: bytes) -> None:
+        """Takes in the same text on every lane."""
+        if text:
+            symbols = np.asarray(self.alphabet.encode(text))
+            self.feed(np.broadcast_to(symbols, (self.lanes, symbols.size)).copy())

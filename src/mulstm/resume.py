@@ -1,0 +1,86 @@
+"""What a run needs to go on as if it had never stopped, in one file that is replaced in one step."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mulstm import checkpoint, optim
+from mulstm.errors import RunError
+from mulstm.update import Update
+
+NAME = "resume.safetensors"
+KIND = "training state"
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    update: int = 0
+    seconds: float = 0.0  # of training updates only
+    validated: int = 0  # `update` at the last validation
+    valid_seconds: float = 0.0
+    best_bits: float | None = None  # of the validations so far
+    best_update: int = 0
+    stale: int = 0  # validations since the best
+    stopped: str = ""  # why the run ended before its last update
+    logged: int = 0  # `update` at the last line of the log
+    since: float = 0.0  # `seconds` at that line
+    nats: float = 0.0  # summed up since then
+    norms: float = 0.0
+
+
+def save(path: Path, update: Update, progress: Progress, corpus: dict[str, Any]) -> None:
+    """Writes everything. All processes must call it: each has its own lanes' states. The first one writes."""
+    tensors: dict[str, Tensor] = {"generator": update.generator.get_state()}
+    tensors |= {f"model.{name}": tensor for name, tensor in update.model.state_dict().items()}
+    if update.averaged is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in update.averaged.state_dict().items()}
+    for what, tensor in optim.state_tensors(update.optimiser, update.named).items():
+        tensors[f"optimiser.{what}"] = tensor
+    for k, state in enumerate(update.state):
+        tensors[f"state.{k}.h"] = update.share.whole(state.h)
+        tensors[f"state.{k}.c"] = update.share.whole(state.c)
+    meta = {
+        "format": checkpoint.FORMAT,
+        "kind": KIND,
+        "progress": dataclasses.asdict(progress),
+        "corpus": corpus,
+        "device": update.share.device.type,
+    }
+    if update.share.first:
+        checkpoint.write_tensors(path, tensors, meta)
+
+
+@torch.no_grad()
+def load(path: Path, update: Update, corpus: dict[str, Any]) -> Progress:
+    """Puts everything back in place and returns where the run stands."""
+    tensors, meta = checkpoint.read_tensors(path, KIND)
+    if meta["corpus"] != corpus:
+        raise RunError(
+            f"The text has changed since {path.parent} was saved (it has {sum(corpus['symbols']):,} symbols now). "
+            "Put the text back as it was, or start a new run."
+        )
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+    update.model.load_state_dict(part("model."))
+    if update.averaged is not None:
+        update.averaged.load_state_dict(part("average."))
+    optim.load_state_tensors(update.optimiser, update.named, part("optimiser."))
+    for k, state in enumerate(update.state):
+        state.h.copy_(tensors[f"state.{k}.h"][update.own])
+        state.c.copy_(tensors[f"state.{k}.c"][update.own])
+    # The two kinds of device number their dice differently; on another kind the masks start a new series.
+    if meta["device"] == update.share.device.type:
+        update.generator.set_state(tensors["generator"])
+    else:
+        update.generator.manual_seed(update.recipe.train.seed + int(meta["progress"]["update"]))
+    return Progress(**meta["progress"])

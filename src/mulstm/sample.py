@@ -1,0 +1,121 @@
+"""Draws text from a model, symbol by symbol, on several streams at once."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import MulstmError
+from mulstm.nn.model import LanguageModel
+from mulstm.predict import Predictor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a symbol is drawn from a distribution."""
+
+    length: int = 500  # symbols drawn on each stream, at most
+    temperature: float = 1.0  # 0: always the likeliest
+    top_k: int = 0  # only the k likeliest; 0: all
+    top_p: float = 1.0  # only the likeliest that together reach p
+    seed: int = 1
+    stop: bytes = b""  # a stream ends after this text
+
+    def check(self) -> None:
+        """Raises MulstmError for impossible values."""
+        if self.length < 0:
+            raise MulstmError(f"A length of {self.length} is negative. Give 0 or more symbols.")
+        if not self.temperature >= 0:
+            raise MulstmError(
+                f"A temperature of {self.temperature} is impossible. Give 0 (the likeliest) or more."
+            )
+        if self.top_k < 0:
+            raise MulstmError(f"top-k {self.top_k} is negative. Give 0 (all symbols) or more.")
+        if not 0 < self.top_p <= 1:
+            raise MulstmError(f"top-p {self.top_p} is not a share. Give a number above 0 and at most 1.")
+
+
+def sample(
+    model: LanguageModel,
+    alphabet: Alphabet,
+    prompt: bytes = b"",
+    sampling: Sampling | None = None,
+    streams: int = 1,
+) -> Iterator[list[bytes]]:
+    """Yields, for each symbol drawn, one piece of bytes a stream; a stream that has ended yields b"".
+
+    Stream i of a seed is the same however many streams run beside it, up to rounding.
+    """
+    how = sampling or Sampling()
+    how.check()
+    if streams < 1:
+        raise MulstmError(f"{streams} streams cannot be drawn. Give 1 or more.")
+    predictor = Predictor(model, alphabet, streams)
+    predictor.feed_text(prompt or opening(alphabet))
+    dice = [np.random.default_rng([how.seed, i]) for i in range(streams)]
+    tails = [b""] * streams
+    ended = [False] * streams
+    for _ in range(how.length):
+        weights = filtered(predictor.log_probs(), how)
+        symbols = np.array([draw(row, die) for row, die in zip(weights, dice, strict=True)])
+        pieces = [b"" if over else alphabet.decode(symbols[i : i + 1]) for i, over in enumerate(ended)]
+        yield pieces
+        if how.stop:
+            tails = [(tail + piece)[-len(how.stop) :] for tail, piece in zip(tails, pieces, strict=True)]
+            ended = [over or tail == how.stop for over, tail in zip(ended, tails, strict=True)]
+            if all(ended):
+                return
+        predictor.feed(symbols)
+
+
+def opening(alphabet: Alphabet) -> bytes:
+    """What stands before a text without a prompt: a newline, else a space, else any symbol."""
+    known = alphabet.decode(np.arange(alphabet.size))
+    for symbol in (b"\n", b" "):
+        if symbol in known:
+            return symbol
+    return known[:1]
+
+
+def filtered(log_probs: torch.Tensor, how: Sampling) -> npt.NDArray[np.float64]:
+    """(streams, N): the weights to draw with, after temperature, top-k and top-p; rows sum to one."""
+    if how.temperature == 0:
+        return torch.nn.functional.one_hot(log_probs.argmax(dim=-1), log_probs.shape[-1]).double().numpy()
+    probs = torch.softmax(log_probs / how.temperature, dim=-1)
+    if how.top_k:
+        values, places = probs.topk(min(how.top_k, probs.shape[-1]), dim=-1)
+        probs = torch.zeros_like(probs).scatter(-1, places, values / values.sum(dim=-1, keepdim=True))
+    if how.top_p < 1:
+        ranked, order = probs.sort(dim=-1, descending=True, stable=True)
+        # A symbol stays while those before it have not reached p: the likeliest always stays.
+        ranked = torch.where(ranked.cumsum(dim=-1) - ranked < how.top_p, ranked, 0.0)
+        probs = torch.zeros_like(probs).scatter(-1, order, ranked)
+    return (probs / probs.sum(dim=-1, keepdim=True)).numpy()
+
+
+def draw(weights: npt.NDArray[np.float64], die: np.random.Generator) -> int:
+    """One symbol, by inverting the cumulative distribution; a weight of zero is never drawn."""
+    cumulative = weights.cumsum()
+    place = int(np.searchsorted(cumulative, die.random() * cumulative[-1], side="right"))
+    return min(place, int(np.flatnonzero(weights)[-1]))
+
+
+class Utf8Stream:
+    """Turns bytes that come one by one into text, holding back characters that are not whole yet."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, piece: bytes) -> str:
+        """The text that is settled by now; bytes that are no UTF-8 become the replacement character."""
+        return self._decoder.decode(piece)
+
+    def close(self) -> str:
+        """What was still held back."""
+        return self._decoder.decode(b"", final=True)

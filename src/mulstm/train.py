@@ -1,0 +1,378 @@
+"""The training loop, top to bottom: updates, validation, the log, checkpoints, the record at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from mulstm import checkpoint, console, optim, parallel, resume, runs, units
+from mulstm import job as jobs
+from mulstm import recipe as recipes
+from mulstm.errors import RunError
+from mulstm.evaluate import Evaluation, evaluate
+from mulstm.job import Job
+from mulstm.recipe import Recipe
+
+# Updates between two looks at the device: a look makes the host wait, which costs a GPU more.
+LOOK_EVERY = {"cpu": 1, "cuda": 20}
+# Recipe keys that may differ from a packaged recipe while the run still counts as that recipe's.
+INCIDENTAL = ("train.seed", "train.precision", "train.backend", "train.save_every", "title")
+
+
+class RunInterruptedError(RunError):
+    """A signal ended the run; its state was saved first."""
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signum
+
+
+def train(
+    recipe: Recipe,
+    *,
+    runs_dir: Path = runs.ROOT,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    resume_from: str | None = None,  # "auto", or the folder of a run
+    start_from: str | Path | None = None,  # a checkpoint whose weights are the starting point
+    tensorboard: bool = False,
+    quiet: bool = False,
+) -> tuple[dict[str, Any], Path]:
+    """The record of the run, which metrics.json holds too, and its folder."""
+    recipes.check(recipe)
+    started = time.perf_counter()
+    with parallel.joined(device) as share, contextlib.ExitStack() as stack:
+        path = jobs.earlier(recipe, runs_dir, resume_from)
+        record = jobs.finished(path) if path is not None else None
+        if path is not None and record is not None:
+            if share.first and not quiet:
+                console.note(f"{path} is complete: nothing is left to do.")
+            return record, path
+        job = jobs.build(
+            recipe, share, runs_dir=runs_dir, path=path, data_dir=data_dir, start_from=start_from
+        )
+        if job.run is not None:
+            stack.enter_context(job.run)
+            job.run.write_json("environment.json", runs.environment([job.hardware]))
+            job.board = jobs.board(job.folder) if tensorboard else None
+        stack.enter_context(_listening(job))
+        job.setup_seconds = time.perf_counter() - started
+        if share.first and not quiet:
+            _introduce(job)
+            symbols = recipe.train.lanes * recipe.train.chunk
+            job.screen = console.Progress(
+                job.total * symbols, label=recipe.name, done=job.progress.update * symbols
+            )
+            stack.enter_context(job.screen)
+        run_updates(job)
+        save(job)
+        record = finish(job)
+        folder = job.folder
+        # Nothing that holds tensors may outlive the process group.
+        del job
+    return record, folder
+
+
+def run_updates(job: Job) -> None:
+    """Updates until the last one, an early stop, a signal, or a loss that is no number."""
+    recipe, progress = job.recipe, job.progress
+    epoch, lanes = -1, jobs.lanes(recipe, job.corpus, 0)
+    if job.progress.update and job.is_validation_due:
+        attend(job)
+    mark = time.perf_counter()
+    while progress.update < job.total and not progress.stopped:
+        n = progress.update
+        k = n % job.epoch
+        if n // job.epoch != epoch:
+            epoch = n // job.epoch
+            lanes = jobs.lanes(recipe, job.corpus, epoch)
+        if lanes.fresh(k) or (recipe.train.clear_every and n % recipe.train.clear_every == 0):
+            job.update.clear()
+        chunk = lanes.chunk_at(k)
+        averaging = n >= recipe.train.ema_start * job.total
+        job.update(
+            chunk.x,
+            chunk.y,
+            rate=optim.rate_at(recipe.optimiser, n, job.total),
+            blend=1 - recipe.train.ema if averaging else 1.0,
+        )
+        progress.update = n + 1
+        if _is_due(job):
+            look(job)
+            progress.seconds += time.perf_counter() - mark
+            attend(job)
+            mark = time.perf_counter()
+
+
+def look(job: Job) -> None:
+    """Waits for the device and takes in what it has summed up; stops the run if that is no number."""
+    progress, totals = job.progress, job.update.totals
+    job.share.sum([totals])
+    nats, norms = (value / job.share.count for value in totals.tolist())
+    totals.zero_()
+    if not math.isfinite(nats + norms):
+        what = "gradient" if math.isfinite(nats) else "loss"
+        raise _diverged(job, f"The {what} is")
+    progress.nats += nats
+    progress.norms += norms
+
+
+def attend(job: Job) -> None:
+    """What falls due between two updates: validation, a line of the log, a checkpoint, a signal."""
+    progress, n = job.progress, job.progress.update
+    bits = validate(job) if job.is_validation_due else None
+    if n > progress.logged and (bits is not None or job.is_log_due):
+        log(job, bits)
+    elif n > progress.logged:
+        _show(job, progress.nats / (n - progress.logged))
+    stale = time.monotonic() - job.saved >= job.recipe.train.save_every
+    signum, is_save_due = job.share.largest(job.signals[0] if job.signals else 0, float(stale))
+    if is_save_due or signum:
+        save(job)
+    if signum:
+        raise _interrupted(job, f"Interrupted at update {n:,} of {job.total:,}", int(signum))
+
+
+def validate(job: Job) -> float | None:
+    """Bits/char on the validation part; keeps the best model, and stops the run when it gains no more.
+
+    None when a signal came meanwhile: the run, once resumed, begins with this validation.
+    """
+    recipe, progress = job.recipe.evaluate, job.progress
+    started = time.perf_counter()
+
+    def measure() -> float:
+        try:
+            split = job.corpus.split("valid")
+            found = evaluate(job.model, split, recipe.lanes, symbols=recipe.symbols, progress=_heed(job))
+            return found.bits_per_char
+        except _SignalError:
+            return -1.0
+
+    bits = job.share.by_first(measure)
+    progress.valid_seconds += time.perf_counter() - started
+    if bits < 0:
+        return None
+    if not math.isfinite(bits):
+        raise _diverged(job, "The validation loss is")
+    progress.validated = progress.update
+    if progress.best_bits is None or bits < progress.best_bits:
+        progress.best_bits, progress.best_update, progress.stale = bits, progress.update, 0
+        job.share.by_first(lambda: _write_model(job, "best.safetensors", bits))
+    else:
+        progress.stale += 1
+        if recipe.patience and progress.stale >= recipe.patience:
+            progress.stopped = f"{progress.stale} validations without a gain"
+    return bits
+
+
+def log(job: Job, valid_bits: float | None) -> None:
+    """One line of log.jsonl about the updates since the last."""
+    progress, recipe = job.progress, job.recipe
+    count = progress.update - progress.logged
+    nats = progress.nats / count
+    speed = count * recipe.train.lanes * recipe.train.chunk / max(progress.seconds - progress.since, 1e-9)
+    line = {
+        "update": progress.update,
+        "epoch": progress.update / job.epoch,
+        "seconds": progress.seconds,
+        "train_bits_per_char": units.bits(nats),
+        "valid_bits_per_char": valid_bits,
+        "rate": optim.rate_at(recipe.optimiser, progress.update - 1, job.total),
+        "grad_norm": progress.norms / count,
+        "symbols_per_second": speed,
+    }
+    if job.run is not None:
+        job.run.log(line)
+    if job.board is not None:
+        for name, value in line.items():
+            if value is not None and name != "update":
+                job.board.add_scalar(name, value, progress.update)
+        job.board.flush()
+    if job.screen is not None:
+        _show(job, nats, valid_bits)
+    progress.logged, progress.since, progress.nats, progress.norms = (
+        progress.update,
+        progress.seconds,
+        0.0,
+        0.0,
+    )
+
+
+def save(job: Job) -> None:
+    """The model for its users, then all of the run's state: each file is whole, whenever the run dies."""
+    # A last step too large leaves finite losses behind and weights that are not.
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in job.update.parameters):
+        raise _diverged(job, "Some weight is")
+    job.share.by_first(lambda: _write_model(job, "last.safetensors", job.progress.best_bits))
+    resume.save(job.folder / resume.NAME, job.update, job.progress, job.facts)
+    job.saved = time.monotonic()
+
+
+def finish(job: Job) -> dict[str, Any]:
+    """Measures the model on whole splits and writes the record; it comes last, so it marks a complete run."""
+    recipe, progress = job.recipe, job.progress
+    model = job.model
+    if recipe.evaluate.patience and progress.best_bits is not None:
+        model = checkpoint.load(job.folder / "best.safetensors", job.share.device).model
+        model.precision, model.backend = recipe.train.precision, recipe.train.backend
+    measured: dict[str, Evaluation] = {}
+
+    def measure() -> float:
+        for name in ("valid", "test"):
+            split = job.corpus.split(name)
+            if split.symbols_count:
+                measured[name] = evaluate(model, split, recipe.evaluate.final_lanes, progress=_heed(job))
+        return 0.0
+
+    started = time.perf_counter()
+    try:
+        job.share.by_first(measure)
+    except _SignalError:
+        raise _interrupted(job, "Interrupted while measuring the trained model", job.signals[0]) from None
+    record = _record(job, measured, time.perf_counter() - started)
+    if job.run is not None:
+        job.run.write_json("metrics.json", record)
+    return record
+
+
+def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[str, Any]:
+    recipe, progress = job.recipe, job.progress
+    valid, test = measured.get("valid"), measured.get("test")
+    reason = _departures(recipe)
+    record: dict[str, Any] = {
+        "recipe": recipe.name,
+        "table": recipe.table,
+        "row": recipe.row,
+        "kind": recipe.kind,
+        "seed": recipe.train.seed,
+        "parameters": job.update.model.parameter_count(),
+        "complete": not reason,
+        "reason": reason,
+        "valid_bits_per_char": valid.bits_per_char if valid else None,
+        "test_bits_per_char": test.bits_per_char if test else None,
+        "valid_symbols": valid.symbols if valid else 0,
+        "test_symbols": test.symbols if test else 0,
+        "evaluate_lanes": recipe.evaluate.final_lanes,
+        "epochs": progress.update / job.epoch,
+        "updates": progress.update,
+        "stopped": progress.stopped,
+        "best_valid_update": progress.best_update,
+        "train_seconds": progress.seconds,
+        "valid_seconds": progress.valid_seconds,
+        "evaluate_seconds": seconds,
+        "setup_seconds": job.setup_seconds,
+        "hardware": job.hardware,
+        "processes": job.share.count,
+        "precision": recipe.train.precision,
+        "backend": job.backend,
+        "commit": runs.commit(),
+    }
+    for name, evaluation in measured.items():
+        if evaluation.word_perplexity is not None:
+            record[f"{name}_word_perplexity"] = evaluation.word_perplexity
+    return record
+
+
+def _departures(recipe: Recipe) -> str:
+    """Why a run does not count as its packaged recipe's: what the command line changed in it."""
+    if not recipe.table or recipe.name not in recipes.names():
+        return ""
+    changed = jobs.differences(recipes.as_dict(recipe), recipes.as_dict(recipes.load(recipe.name)))
+    told = [text for text in changed if text.split()[0] not in INCIDENTAL]
+    return f"not the recipe as it stands: {'; '.join(told)}" if told else ""
+
+
+def _write_model(job: Job, name: str, bits: float | None) -> float:
+    metrics = {
+        "update": job.progress.update,
+        "valid_bits_per_char": bits,
+        "train_seconds": job.progress.seconds,
+    }
+    checkpoint.save(job.folder / name, job.model, job.corpus.alphabet, recipe=job.recipe, metrics=metrics)
+    return 0.0
+
+
+def _is_due(job: Job) -> bool:
+    """Whether the loop must stop and look: every so often, and wherever something is to be written."""
+    n = job.progress.update
+    return n % LOOK_EVERY[job.share.device.type] == 0 or job.is_log_due or job.is_validation_due
+
+
+def _show(job: Job, nats: float, valid_bits: float | None = None) -> None:
+    if job.screen is not None:
+        symbols = job.recipe.train.lanes * job.recipe.train.chunk
+        extra = {} if valid_bits is None else {"valid": f"{valid_bits:.3f}"}
+        job.screen.update(job.progress.update * symbols, bits_per_char=units.bits(nats), **extra)
+
+
+def _introduce(job: Job) -> None:
+    """What is about to happen, in a few words."""
+    recipe, model = job.recipe, job.update.model
+    train = job.corpus.split("train").symbols_count
+    verb = f"Going on at update {job.progress.update:,} in" if job.progress.update else "Training in"
+    console.note(f"{verb} {job.folder}")
+    console.note(
+        f"{recipe.model.cell}, {model.parameter_count():,} parameters; {job.corpus.name}, {train:,} symbols; "
+        f"{job.total:,} updates of {recipe.train.lanes} x {recipe.train.chunk} symbols; "
+        f"{job.hardware}, {recipe.train.precision}, backend {job.backend}"
+    )
+
+
+@contextlib.contextmanager
+def _listening(job: Job) -> Iterator[None]:
+    """Inside, the first SIGINT or SIGTERM is noted for the loop; a second one acts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hear(signum: int, frame: FrameType | None) -> None:
+        job.signals.append(signum)
+        signal.signal(signum, before[signal.Signals(signum)])
+
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+    for kind in kinds:
+        signal.signal(kind, hear)
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            signal.signal(kind, before[kind])
+
+
+class _SignalError(Exception):
+    """Ends an evaluation when a signal has come."""
+
+
+def _heed(job: Job) -> Callable[[int, float], None]:
+    """For evaluations, which may be long."""
+
+    def check(done: int, bits: float) -> None:
+        if job.signals:
+            raise _SignalError
+
+    return check
+
+
+def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
+    return RunInterruptedError(
+        f'{what}; everything is saved. Go on with "mulstm train --resume {job.folder}".', signum
+    )
+
+
+def _diverged(job: Job, what: str) -> RunError:
+    kept = f"; the last good checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
+    return RunError(
+        f"{what} no longer a number at update {job.progress.update:,}{kept}. "
+        "Start again with a lower optimiser.rate, or with optimiser.clip=1."
+    )

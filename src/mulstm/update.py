@@ -1,0 +1,175 @@
+"""One training update over buffers that never move: plain calls on a CPU, one CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mulstm import optim
+from mulstm.nn.model import LanguageModel, Masks
+from mulstm.ops.reference import State
+from mulstm.parallel import Share
+from mulstm.recipe import Recipe
+
+Symbols = npt.NDArray[np.integer]
+
+
+class Update:
+    """Model, optimiser and buffers. A call makes one update and reads nothing back from the device."""
+
+    def __init__(
+        self, model: LanguageModel, recipe: Recipe, generator: torch.Generator, share: Share | None = None
+    ) -> None:
+        self.model = model
+        self.recipe = recipe
+        self.generator = generator
+        self.share = share or Share(device=next(model.parameters()).device)
+        self.named = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
+        self.parameters = [tensor for _, tensor in self.named]
+        device = self.parameters[0].device
+        train = recipe.train
+        self.own = self.share.lanes(train.lanes)
+        B = self.own.stop - self.own.start
+        self.xy = torch.zeros(2, B, train.chunk, dtype=torch.uint8, device=device)
+        self.state: tuple[State, ...] = model.zero_state(B)
+        # Host numbers that change from update to update live in tensors, which a captured graph reads anew.
+        self.rate = torch.zeros((), device=device)
+        self.blend = torch.ones((), device=device)  # what the new weights count in the average
+        self.dropout = SimpleNamespace(
+            **{
+                name: torch.tensor(chance, device=device) if chance else 0.0
+                for name, chance in vars(recipe.dropout).items()
+            }
+        )
+        self.loss = torch.zeros((), device=device)
+        self.totals = torch.zeros(2, dtype=torch.float64, device=device)  # losses, gradient norms
+        self.optimiser = optim.build(recipe.optimiser, self.named, self.rate)
+        self.averaged: LanguageModel | None = copy.deepcopy(model) if train.ema else None
+
+    def __call__(self, x: Symbols, y: Symbols, rate: float, blend: float = 1.0) -> Tensor:
+        """The mean nats a symbol before this update, a tensor that the next call overwrites."""
+        self.load(x, y)
+        self.rate.fill_(rate)
+        self.blend.fill_(blend)
+        self.step()
+        return self.loss
+
+    def load(self, x: Symbols, y: Symbols) -> None:
+        """Puts this process's lanes of a chunk into the buffer."""
+        for place, part in zip(self.xy, (x, y), strict=True):
+            place.copy_(torch.from_numpy(np.ascontiguousarray(part[self.own], dtype=np.uint8)))
+
+    def clear(self) -> None:
+        """Sets every lane's state to zero."""
+        for kept in self.state:
+            kept.h.zero_()
+            kept.c.zero_()
+
+    def step(self) -> None:
+        """What a graph captures: mask drawing, forward, backward, clipping, optimiser, state, average."""
+        train = self.recipe.train
+        self.optimiser.zero_grad(set_to_none=True)
+        masks = self._masks()
+        before = self._surviving()
+        x, y = self.xy[0].long(), self.xy[1].long()
+        logits, after = self.model(x, before, masks)
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        # Each process's mean over its lanes, divided by their number: the sum is the mean over all lanes.
+        (loss / self.share.count).backward()  # type: ignore[no-untyped-call]
+        self.share.sum(parameter.grad for parameter in self.parameters)
+        norm = optim.clip(self.parameters, self.recipe.optimiser.clip)
+        self.optimiser.step()
+        with torch.no_grad():
+            if train.refresh:
+                _, after = self.model(x, before, masks)
+            for kept, new in zip(self.state, after, strict=True):
+                kept.h.copy_(new.h)
+                kept.c.copy_(new.c)
+            if self.averaged is not None:
+                for mean, parameter in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
+                    mean.lerp_(parameter, self.blend.to(mean.dtype))
+            self.loss.copy_(loss)
+            self.totals += torch.stack([loss, norm]).double()
+
+    def _masks(self) -> Masks | None:
+        """Drawn for the lanes of all processes, so that each draws the same and takes its own."""
+        masks = self.model.draw_masks(self.recipe.train.lanes, self.dropout, self.generator)
+        if masks is None:
+            return None
+
+        def own(mask: Tensor | None) -> Tensor | None:
+            return None if mask is None else mask[self.own]
+
+        return masks._replace(
+            embedding=own(masks.embedding),
+            hidden=tuple(own(mask) for mask in masks.hidden),
+            output=own(masks.output),
+        )
+
+    def _surviving(self) -> tuple[State, ...]:
+        """The carried state, with that of some lanes dropped at random where the recipe asks for it."""
+        train = self.recipe.train
+        if not train.drop_state:
+            return self.state
+        device = self.loss.device
+        dice = torch.rand(train.lanes, 1, generator=self.generator, device=device)[self.own]
+        keep = dice >= train.drop_state
+        return tuple(State(s.h * keep.to(s.h.dtype), s.c * keep.to(s.c.dtype)) for s in self.state)
+
+
+class GraphedUpdate(Update):
+    """The same update, captured once and replayed. Its first calls run as they stand, and count."""
+
+    EAGER = 3  # calls before the capture: libraries load, the optimiser makes its state
+    SLOTS = 4  # chunks on their way to the device at a time
+
+    def __init__(
+        self, model: LanguageModel, recipe: Recipe, generator: torch.Generator, share: Share | None = None
+    ) -> None:
+        super().__init__(model, recipe, generator, share)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.calls = 0
+        self.slots = [torch.zeros_like(self.xy, device="cpu").pin_memory() for _ in range(self.SLOTS)]
+        self.copied = [torch.cuda.Event() for _ in range(self.SLOTS)]  # type: ignore[no-untyped-call]
+
+    def load(self, x: Symbols, y: Symbols) -> None:
+        """Through pinned memory, so that the host need not wait for the updates before."""
+        slot = self.calls % self.SLOTS
+        self.copied[slot].synchronize()
+        for place, part in zip(self.slots[slot], (x, y), strict=True):
+            place.copy_(torch.from_numpy(np.ascontiguousarray(part[self.own], dtype=np.uint8)))
+        self.xy.copy_(self.slots[slot], non_blocking=True)
+        self.copied[slot].record()
+
+    def step(self) -> None:
+        """Eager at first, on the side stream a capture wants; then the capture; then replays."""
+        self.calls += 1
+        if self.calls <= self.EAGER:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                super().step()
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return
+        if self.graph is None:
+            # Gradients made inside the capture live in the graph's own memory and stay where they are.
+            self.optimiser.zero_grad(set_to_none=True)
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.register_generator_state(self.generator)
+            with torch.cuda.graph(self.graph):
+                super().step()
+        self.graph.replay()
+
+
+def make(
+    model: LanguageModel, recipe: Recipe, generator: torch.Generator, share: Share | None = None
+) -> Update:
+    """The update for the device the model is on."""
+    kind = GraphedUpdate if next(model.parameters()).is_cuda else Update
+    return kind(model, recipe, generator, share)
