@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -33,7 +35,7 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = _locked(path)
-        self._log: IO[bytes] | None = None
+        self._log: FileIO | None = None
 
     @classmethod
     def create(cls, recipe: Recipe, *, root: Path = ROOT) -> Run:
@@ -69,9 +71,10 @@ class Run:
         """Appends one line to log.jsonl; it is in the system's hands when this returns."""
         if self._log is None:
             self._log = _appendable(self.path / "log.jsonl")
+        line = json_line(record).encode()
         try:
-            self._log.write(json_line(record).encode())
-            self._log.flush()
+            if self._log.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise _unwritable(self.path / "log.jsonl", error) from None
 
@@ -115,14 +118,19 @@ def _locked(path: Path) -> IO[str] | None:
     return lock
 
 
-def _appendable(path: Path) -> IO[bytes]:
+def _appendable(path: Path) -> FileIO:
     """The log, open at its end; a last line torn by a crash is cut off first."""
-    stream = path.open("ab+")
-    stream.seek(0)
-    whole = stream.read().rpartition(b"\n")
-    if whole[2]:
-        stream.truncate(len(whole[0]) + len(whole[1]))
-    stream.seek(0, os.SEEK_END)
+    stream = path.open("ab+", buffering=0)
+    end = place = stream.seek(0, os.SEEK_END)
+    while place > 0:
+        start = max(0, place - 4096)
+        stream.seek(start)
+        newline = stream.read(place - start).rfind(b"\n")
+        place = start + newline + 1
+        if newline >= 0 or start == 0:
+            break
+    if place < end:
+        stream.truncate(place)
     return stream
 
 

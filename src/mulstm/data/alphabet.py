@@ -107,9 +107,10 @@ class Alphabet:
     def decode(self, symbols: Any) -> Raw:
         """The bytes of the symbols; a special symbol has none."""
         array = np.asarray(symbols)
-        if array.size and (array.min() < 0 or array.max() >= self.size):
+        outside = array[(array < 0) | (array >= self.size)]
+        if outside.size:
             raise DataError(
-                f"Symbol {array.max()} is outside the alphabet of {self.size}. "
+                f"Symbol {outside[0]} is outside the alphabet of {self.size}. "
                 "Decode with the alphabet that encoded it."
             )
         return self._byte_of[array[array < len(self.symbols)].astype(np.intp)].tobytes()

@@ -1,0 +1,176 @@
+"""What a user sees: results on stdout; everything else, live or in plain lines, on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Seconds between plain lines, and between repaints of the live one.
+PLAIN_EVERY = 10.0
+PAINT_EVERY = 0.1
+
+
+def result(text: str) -> None:
+    """A line of what was asked for."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def result_json(value: Any) -> None:
+    """The same for machines; the numbers JSON has no word for must have been dealt with before."""
+    result(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """A line about what is going on."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def error(text: str) -> None:
+    """The two sentences of a fault."""
+    if is_live():
+        _console().print(f"[red]error:[/red] {_escaped(text)}", soft_wrap=True)
+    else:
+        note(f"error: {text}")
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout: columns that look like numbers stand right."""
+    widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
+    right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(headers))]
+    for row in [headers, ["-" * width for width in widths], *rows]:
+        cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+        result("  ".join(cells).rstrip())
+
+
+def is_live() -> bool:
+    """Whether stderr is a terminal that can repaint a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min 20 s, 1 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def quantity(count: float) -> str:
+    """Three figures and a letter: 950, 23.4k, 1.42M."""
+    for scale, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= scale * 0.9995:
+            value = count / scale
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{letter}"
+    return f"{count:.0f}"
+
+
+class Progress:
+    """One line that says how far, how good and how fast; repainted on a terminal, else now and then."""
+
+    def __init__(self, total: int, *, label: str = "", done: int = 0) -> None:
+        self._total, self._label, self._done = max(1, total), label, done
+        self._extra: dict[str, str] = {}
+        self._marks = [(time.monotonic(), done)]
+        self._shown = 0.0
+        self._live: Any = None
+
+    def __enter__(self) -> Progress:
+        if is_live():
+            from rich.live import Live
+
+            # No thread of its own: it repaints when told, and never inside somebody else's work.
+            self._live = Live(console=_console(), auto_refresh=False, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._show()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def update(self, done: int, *, bits_per_char: float | None = None, **extra: str) -> None:
+        """`done` of the total symbols; other words to show come by name, as in valid="1.52"."""
+        now = time.monotonic()
+        self._done = done
+        if bits_per_char is not None:
+            self._extra["bits/char"] = f"{bits_per_char:.3f}"
+        self._extra |= extra
+        if now - self._marks[-1][0] >= 0.5:
+            # The speed of the last half minute or so, not of the whole run.
+            self._marks = [*self._marks[-60:], (now, done)]
+        if now - self._shown >= (PAINT_EVERY if self._live is not None else PLAIN_EVERY):
+            self._show()
+
+    def note(self, text: str) -> None:
+        """A line that stays, above the live one."""
+        if self._live is not None:
+            self._live.console.print(_escaped(text), highlight=False)
+        else:
+            note(text)
+
+    @property
+    def symbols_per_second(self) -> float:
+        """Over the last half minute or so."""
+        then, before = self._marks[0]
+        return (self._done - before) / max(1e-9, time.monotonic() - then)
+
+    def line(self) -> str:
+        """What is shown, without colour."""
+        share = min(1.0, self._done / self._total)
+        parts = [self._label] if self._label else []
+        parts.append(f"{share:4.0%}")
+        parts += [
+            f"{value} {name}" if name == "bits/char" else f"{name} {value}"
+            for name, value in self._extra.items()
+        ]
+        speed = self.symbols_per_second
+        parts.append(f"{quantity(speed)} symbols/s")
+        if speed > 0 and share < 1:
+            parts.append(f"{duration((self._total - self._done) / speed)} left")
+        return "  ".join(parts)
+
+    def _show(self) -> None:
+        self._shown = time.monotonic()
+        if self._live is None:
+            note(self.line())
+            return
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column()
+        grid.add_column(no_wrap=True)
+        grid.add_row(ProgressBar(self._total, min(self._done, self._total), width=16), self.line())
+        self._live.update(grid, refresh=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _is_number(text: str) -> bool:
+    stripped = text.strip().lstrip("+-").replace(",", "").removesuffix("%")
+    return stripped in ("", "-", "–") or stripped.replace(".", "", 1).isdigit()

@@ -1,0 +1,139 @@
+"""The console: results apart from the rest, live lines for people, plain ones for files."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from mulstm import console
+from mulstm.console import Progress
+
+
+class Terminal(io.StringIO):
+    """A stderr that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Set inside the test: pytest puts its own stderr back between a fixture and a test."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return stream
+
+
+def train(progress: Progress) -> None:
+    with progress:
+        progress.update(250, bits_per_char=2.5, valid="2.61")
+        progress.note("validation [2.61]")
+        progress.update(1000, bits_per_char=2.25)
+
+
+def test_results_go_to_stdout_and_the_rest_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    console.result("1.24")
+    console.result_json({"bits": 1.24})
+    console.note("reading")
+    console.error("This is wrong. Do that.")
+    out, err = capsys.readouterr()
+    assert out.startswith("1.24\n")
+    assert json.loads(out[5:]) == {"bits": 1.24}
+    assert err == "reading\nerror: This is wrong. Do that.\n"
+
+
+def test_json_is_strict() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        console.result_json({"bits": float("nan")})
+
+
+def test_plain_lines_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    train(Progress(1000, label="text"))
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("text   25%  2.500 bits/char  valid 2.61  ")
+    assert lines[0].endswith(" left")
+    assert lines[1] == "validation [2.61]"
+    assert "100%  2.250 bits/char" in lines[2]
+    assert "left" not in lines[2]
+    assert "\r" not in err
+    assert "\x1b" not in err
+
+
+def test_a_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    train(Progress(1000, label="text"))
+    console.error("This [bold] is wrong.")
+    painted = stream.getvalue()
+    assert "\x1b[" in painted
+    assert "2.250 bits/char" in painted
+    assert "validation [2.61]" in painted
+    assert "\x1b[31merror:\x1b[0m This [bold] is wrong." in painted
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    console.error("This is wrong.")
+    train(Progress(1000))
+    assert "is wrong" in stream.getvalue()
+    assert "\x1b[3" not in stream.getvalue()
+    assert "\x1b[9" not in stream.getvalue()
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    train(Progress(1000))
+    assert "2.250 bits/char" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_the_time_left_counts_from_where_a_run_was_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    progress = Progress(1000, done=500)
+    now[0] += 10.0
+    progress.update(600)
+    assert progress.symbols_per_second == pytest.approx(10.0)
+    assert "40 s left" in progress.line()
+
+
+def test_tables_align_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
+    console.table(["recipe", "bits"], [["a", "1.2"], ["long", "10.25"], ["none", "-"]])
+    assert capsys.readouterr().out.splitlines() == [
+        "recipe   bits",
+        "------  -----",
+        "a         1.2",
+        "long    10.25",
+        "none        -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert console.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (950, "950"),
+        (999.7, "1.00k"),
+        (23_400, "23.4k"),
+        (1_420_000, "1.42M"),
+        (456_000_000, "456M"),
+        (2e9, "2.00G"),
+    ],
+)
+def test_quantities(count: float, text: str) -> None:
+    assert console.quantity(count) == text

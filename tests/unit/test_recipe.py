@@ -1,0 +1,155 @@
+"""Recipes: loading, inheritance, overrides, and every fault told at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mulstm import recipe
+from mulstm.errors import RecipeError
+from mulstm.recipe import Recipe
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_all_faults_are_told_together(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "bad.toml",
+        """
+        titel = "x"
+        optimiser = 3
+        [model]
+        hiden = 3
+        cell = "gru"
+        layers = 0
+        [train]
+        lanes = 2.5
+        seed = true
+        precision = "fp8"
+        rate = 1e-3
+        epochs = inf
+        [dropout]
+        hidden = 1.0
+        [data]
+        split = "90-5-6"
+        """,
+    )
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(path)
+    message = str(caught.value)
+    for part in [
+        "12 faults",
+        "unknown key titel: did you mean title?",
+        "optimiser = 3 must be a table",
+        "unknown key model.hiden: did you mean model.hidden?",
+        'model.cell = "gru" must be one of rnn,',
+        "model.layers = 0 must be 1 or more",
+        "train.lanes = 2.5 must be a whole number",
+        "train.seed = true must be a whole number",
+        'train.precision = "fp8" must be one of fp32, bf16',
+        "unknown key train.rate: did you mean optimiser.rate?",
+        "train.epochs = inf must be a finite number",
+        "dropout.hidden = 1.0 must be in [0, 1)",
+        'data.split = "90-5-6" must be three shares of 100',
+    ]:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["dropout.embedding=0.2", "model.embedding=0"], "needs model.embedding above 0"),
+        (["model.skip=true"], "needs model.layers of 2 or more"),
+        (["train.block=100"], "must hold 32 lanes of 100 symbols"),
+        (["train.block=100000", "train.rotate=true"], "do not go together"),
+        (["data.split=95-0-5"], 'data.split = "95-0-5" has none'),
+        (["optimiser.floor=1.0"], "must not be above optimiser.rate"),
+        (["model.cell=mrnn", "model.unit=initial"], "must stay standard for mrnn"),
+    ],
+)
+def test_values_that_contradict_each_other(overrides: list[str], words: str) -> None:
+    with pytest.raises(RecipeError, match=words.replace("(", r"\(")):
+        recipe.load("text", overrides)
+
+
+def test_inheritance_gives_only_what_differs(tmp_path: Path) -> None:
+    write(tmp_path, "base.toml", 'like = "text"\ntitle = "base"\n[model]\nhidden = 64\n[train]\nlanes = 4\n')
+    path = write(tmp_path, "child.toml", 'like = "base.toml"\n[train]\nchunk = 7\n')
+    child = recipe.load(path)
+    assert (child.name, child.title) == ("child", "base")
+    assert (child.model.hidden, child.train.lanes, child.train.chunk) == (64, 4, 7)
+    assert child.model.embedding == recipe.load("text").model.embedding
+
+
+def test_a_circle_of_recipes(tmp_path: Path) -> None:
+    write(tmp_path, "a.toml", 'like = "b.toml"\n')
+    write(tmp_path, "b.toml", 'like = "a.toml"\n')
+    with pytest.raises(RecipeError, match="in a circle: a -> b -> a"):
+        recipe.load(tmp_path / "a.toml")
+
+
+def test_missing_recipes_name_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"Did you mean .*hutter/mlstm-emb-wn-vd-large"):
+        recipe.load("hutter/mlstm-emb-wn-large")
+    with pytest.raises(RecipeError, match="no recipe file"):
+        recipe.load(tmp_path / "none.toml")
+    with pytest.raises(RecipeError, match="is not TOML"):
+        recipe.load(write(tmp_path, "broken.toml", "[model\n"))
+    with pytest.raises(RecipeError, match="must be a recipe's name"):
+        recipe.load(write(tmp_path, "like.toml", "like = 3\n"))
+
+
+def test_overrides_take_toml_or_bare_words() -> None:
+    got = recipe.load(
+        "text",
+        ["train.lanes = 8", "data.corpus=1984", "optimiser.rate=1", 'title="a = b"', "train.rotate=false"],
+    )
+    assert (got.train.lanes, got.data.corpus, got.optimiser.rate, got.title) == (8, "1984", 1.0, "a = b")
+    assert got.train.rotate is False
+    with pytest.raises(RecipeError, match=r"section\.key=value"):
+        recipe.load("text", ["lanes"])
+    with pytest.raises(RecipeError, match=r"did you mean train\.lanes or evaluate.lanes"):
+        recipe.load("text", ["lanes=3"])
+
+
+def test_toml_and_json_round_trips(tmp_path: Path) -> None:
+    one = recipe.load("hutter/lstm-stacked-rmsprop", ['title="é \\" \\\\ \\u007f"'])
+    assert recipe.load(write(tmp_path, "copy.toml", recipe.dumps(one))) == one
+    assert recipe.from_dict(json.loads(json.dumps(recipe.as_dict(one)))) == one
+
+
+def test_every_number_and_choice_has_a_rule() -> None:
+    free = {"name", "title", "row", "data.protocol", "init.forget_bias", "init.output_gate_bias"}
+    free |= {"init.alpha", "init.beta"}
+    ruled = {key for keys, _, _ in recipe.RULES for key in keys.split()}
+    assert ruled <= set(recipe.KEYS)
+    assert {key for key, kind in recipe.KEYS.items() if kind is not bool} - ruled == free
+
+
+def test_check_looks_at_a_recipe_made_by_hand() -> None:
+    recipe.check(Recipe())
+    with pytest.raises(RecipeError, match=r"train\.lanes = 0 must be 1 or more"):
+        recipe.check(Recipe(name="x", train=recipe.TrainRecipe(lanes=0)))
+
+
+def test_the_default_for_a_users_text() -> None:
+    got = recipe.for_text("my.txt", ["train.lanes=16"])
+    assert (got.data.corpus, got.data.alphabet, got.train.lanes) == ("my.txt", "bytes", 16)
+
+
+@pytest.mark.parametrize("symbols", [1, 7, 8, 100, 799, 5_000, 25_600, 10**9])
+def test_short_texts_get_fewer_lanes_then_shorter_chunks(symbols: int) -> None:
+    start = recipe.load("text")
+    train = recipe.fit(start, symbols).train
+    assert 1 <= train.lanes <= start.train.lanes
+    assert 1 <= train.chunk <= start.train.chunk
+    assert train.lanes * train.chunk <= symbols
+    if symbols >= 8 * start.train.lanes * start.train.chunk:
+        assert train == start.train
+    if train.lanes < start.train.lanes and symbols >= 8:
+        assert symbols // (train.lanes * train.chunk) >= 8

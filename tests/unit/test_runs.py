@@ -1,0 +1,196 @@
+"""Run folders: made once, held by one, and never half written."""
+
+import errno
+import getpass
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mulstm import recipe, runs
+from mulstm.errors import RunError
+from mulstm.runs import Run
+
+RECIPE = recipe.load("text", ["train.seed=7"])
+
+
+def test_a_new_folder_tells_what_is_run(tmp_path: Path) -> None:
+    with Run.create(RECIPE, root=tmp_path) as run, Run.create(RECIPE, root=tmp_path) as second:
+        assert run.path.parent == tmp_path / "text"
+        assert "-seed7" in run.path.name
+        assert run.path != second.path
+        assert run.recipe == RECIPE
+        run.write_json("metrics.json", {"bits": 1.5, "none": float("nan"), "list": (1, 2)})
+        assert json.loads((run.path / "metrics.json").read_text()) == {
+            "bits": 1.5,
+            "none": None,
+            "list": [1, 2],
+        }
+
+
+def test_a_folder_in_use_says_so(tmp_path: Path) -> None:
+    with Run.create(RECIPE, root=tmp_path) as run:
+        with pytest.raises(RunError, match="in use by another process"):
+            Run.open(run.path)
+        path = run.path
+    Run.open(path).close()
+    with pytest.raises(RunError, match="is not a run folder"):
+        Run.open(tmp_path)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a file where a folder should be")
+    with pytest.raises(RunError, match=r"cannot be made .*Choose another place"):
+        Run.create(RECIPE, root=tmp_path)
+
+
+def test_the_log_survives_a_kill(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, itertools\n"
+        "from mulstm import recipe, runs\n"
+        "run = runs.Run.create(recipe.load('text'), root=pathlib.Path(sys.argv[1]))\n"
+        "for n in itertools.count():\n"
+        "    run.log({'update': n, 'padding': 'x' * 1000})\n"
+        "    print(n, flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        while int(process.stdout.readline()) < 20:
+            pass
+        process.send_signal(signal.SIGKILL)
+        printed = process.stdout.read().splitlines()
+    process.wait()
+    path = runs.find("text", root=tmp_path)
+    assert path is not None
+    logged = [record["update"] for record in runs.read_log(path)]
+    assert logged == list(range(len(logged)))
+    assert len(logged) > max(int(line) for line in [*printed, "20"] if line.isdigit())
+    # The lock went with the process, and the log goes on where it was.
+    with Run.open(path) as run:
+        run.log({"update": -1})
+    assert [r["update"] for r in runs.read_log(path)] == [*logged, -1]
+
+
+def test_a_torn_last_line_is_left_out_and_cut_off(tmp_path: Path) -> None:
+    with Run.create(RECIPE, root=tmp_path) as run:
+        log = run.path / "log.jsonl"
+        log.write_bytes(b'{"update": 1}\n{"upd')
+        assert runs.read_log(run.path) == [{"update": 1}]
+        run.log({"update": 2})
+        assert runs.read_log(log) == [{"update": 1}, {"update": 2}]
+        log.write_bytes(b'{"upd\n{"update": 3}\n')
+        with pytest.raises(RunError, match="line 1 is not JSON"):
+            runs.read_log(log)
+    assert runs.read_log(tmp_path / "none.jsonl") == []
+
+
+@pytest.mark.parametrize("whole", [0, 1, 3])
+@pytest.mark.parametrize("torn", [0, 1, 4095, 4096, 10_000])
+def test_only_the_torn_line_is_cut_off(whole: int, torn: int, tmp_path: Path) -> None:
+    with Run.create(RECIPE, root=tmp_path) as run:
+        lines = b'{"padding": "%s"}\n' % (b"x" * 3000) * whole
+        (run.path / "log.jsonl").write_bytes(lines + b"y" * torn)
+        run.log({"update": 2})
+        assert (run.path / "log.jsonl").read_bytes() == lines + b'{"update": 2}\n'
+
+
+def test_the_newest_run_is_found(tmp_path: Path) -> None:
+    assert runs.find("text", root=tmp_path) is None
+    for n, name in enumerate(["2026-01-02-000000-seed1", "2026-01-01-000000-seed2"]):
+        folder = tmp_path / "text" / name
+        folder.mkdir(parents=True)
+        (folder / "recipe.toml").write_text("")
+        os.utime(folder / "recipe.toml", (time.time() + n, time.time() + n))
+    found = runs.find("text", root=tmp_path)
+    assert found is not None
+    assert found.name == "2026-01-01-000000-seed2"
+
+
+@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
+def test_a_full_disk_loses_nothing(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model"
+    runs.write_atomic(path, b"the old one")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if where == "write":
+        real = Path.open
+
+        class Full:
+            def __init__(self, stream: Any) -> None:
+                self.stream = stream
+
+            def __enter__(self) -> "Full":
+                return self
+
+            def __exit__(self, *_: Any) -> None:
+                self.stream.close()
+
+            def write(self, data: bytes) -> None:
+                self.stream.write(data[:3])
+                self.stream.flush()
+                full()
+
+        monkeypatch.setattr(Path, "open", lambda self, mode: Full(real(self, mode)))
+    else:
+        monkeypatch.setattr(*((os, "fsync") if where == "fsync" else (Path, "replace")), full)
+    with pytest.raises(RunError, match=r"No space left on device.*untouched"):
+        runs.write_atomic(path, b"the new one")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"the old one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_of_ours_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    runs.write_atomic(path, "old")
+
+    def fail() -> None:
+        with runs.replacing(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_under_the_log(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Run.create(RECIPE, root=tmp_path) as run:
+        (run.path / "log.jsonl").symlink_to("/dev/full")
+        with pytest.raises(RunError, match="No space left on device"):
+            run.log({"update": 1})
+
+
+def test_the_environment_names_no_host_user_or_folder() -> None:
+    got = runs.environment(["a device"])
+    assert got["devices"] == ["a device"]
+    assert {"mulstm", "python", "torch", "numpy"} <= set(got["versions"])
+    text = json.dumps(got)
+    for private in (platform.node(), str(Path.home()), str(Path.cwd())):
+        assert private not in text
+    assert getpass.getuser() not in (got["system"], got["processor"])
+
+
+def test_the_commit_is_known_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "src" / "mulstm" / "runs.py"))
+    assert runs.commit() == ""
+    (tmp_path / "src" / "mulstm").mkdir(parents=True)
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=x", "-c", "user.email=x@x.invalid", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    assert len(runs.commit()) == 12
