@@ -88,6 +88,11 @@ class Share:
         return bytes(data.cpu().numpy()).rstrip(b"\0").decode()
 
 
+def is_first() -> bool:
+    """Whether this is the first process of a group, or the only one, before or after it is joined."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def pick(device: str, local_rank: int = 0) -> torch.device:
     """The device a name stands for; "auto" is a GPU where there is one."""
     if device == "auto":

@@ -64,7 +64,7 @@ def load(path: Path, update: Update, corpus: dict[str, Any]) -> Progress:
     tensors, meta = checkpoint.read_tensors(path, KIND)
     if meta["corpus"] != corpus:
         raise RunError(
-            f"The text has changed since {path.parent} was saved (it has {sum(corpus['symbols']):,} symbols now). "
+            f"The text has changed since {path.parent} was saved (now {sum(corpus['symbols']):,} symbols). "
             "Put the text back as it was, or start a new run."
         )
 

@@ -1,0 +1,125 @@
+"""The command line. Each module here is a command, but for those that begin with an underscore.
+
+A command module has either a function `command`, whose signature is its options and whose docstring is its
+help, or a Typer `app` with commands of its own. It imports nothing heavy until it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from mulstm import __version__, console
+from mulstm.errors import MulstmError
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The modules of this package as commands, each made when it is first asked for."""
+
+    def __init__(self) -> None:
+        found = [module.name for module in pkgutil.iter_modules(__path__) if module.name[0] != "_"]
+        self._made: dict[str, Any] = dict.fromkeys(_public(name) for name in sorted(found))
+
+    def __getitem__(self, name: str) -> Any:
+        if self._made[name] is None:
+            self._made[name] = _make(name)
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()
+
+
+def _public(module: str) -> str:
+    """A command's name: `import` cannot be a module, so import_ stands for it."""
+    return module.rstrip("_").replace("_", "-")
+
+
+def _make(name: str) -> Any:
+    modules = {_public(module.name): module.name for module in pkgutil.iter_modules(__path__)}
+    module = import_module(f"{__name__}.{modules[name]}")
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name)(module.command)
+    made = typer.main.get_command(app)
+    made.name = name
+    return made
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="mulstm",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        console.result(f"mulstm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The multiplicative LSTM: train it, measure it, sample from it.
+
+    First steps: "mulstm quickstart"; "mulstm train my.txt"; "mulstm sample runs/..."
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Exits: 0 done, 1 a fault of ours, 2 usage, 3 something given is wrong, 4 a check failed."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(args=given, prog_name="mulstm")
+    except (MulstmError, OSError, RuntimeError, MemoryError) as fault:
+        sentence = _sentence(fault)
+        if sentence is None or "--debug" in given:
+            raise
+        # Of several processes the first speaks for all.
+        if os.environ.get("RANK", "0") == "0":
+            console.error(sentence)
+        sys.exit(fault.exit_code if isinstance(fault, MulstmError) else 3)
+    sys.exit(0)
+
+
+def _sentence(fault: BaseException) -> str | None:
+    """What to say of a fault that is not ours; None for one that is."""
+    if isinstance(fault, MulstmError):
+        return str(fault)
+    if isinstance(fault, OSError) and fault.filename is not None:
+        return f"{fault.filename}: {fault.strerror}. Check the path and your rights to it."
+    if isinstance(fault, MemoryError) or type(fault).__name__ == "OutOfMemoryError":
+        return "Memory ran out. Use fewer lanes or a smaller model, as in --set train.lanes=16."
+    return None

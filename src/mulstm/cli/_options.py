@@ -1,0 +1,21 @@
+"""Options that several commands share, spelled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="A folder with local copies of the corpora (default: $MULSTM_DATA)."),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, as in train.lanes=64."),
+]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]

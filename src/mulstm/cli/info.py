@@ -1,0 +1,70 @@
+"""`mulstm info`: what a report of a fault should begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mulstm.cli._options import AsJson
+
+
+def command(
+    model: Annotated[
+        Path | None, typer.Argument(help="A checkpoint or run folder to describe instead.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell versions, devices and backends, and why a backend cannot run here; or describe a checkpoint."""
+    from mulstm import console
+
+    facts = _machine() if model is None else _model(model)
+    if as_json:
+        console.result_json(facts)
+        return
+    for line in _lines(facts):
+        console.result(line)
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    from mulstm import ops, runs
+
+    devices = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    facts = runs.environment([torch.cuda.get_device_name(d) for d in devices[1:]])
+    backends: dict[str, Any] = {}
+    for device in devices:
+        for precision in ("fp32", "bf16"):
+            backends[f"{device} {precision}"] = {
+                name: reason or "yes" for name, reason in ops.objections(device, precision).items()
+            }
+    return {**facts, "threads": torch.get_num_threads(), "backends": backends}
+
+
+def _model(path: Path) -> dict[str, Any]:
+    from mulstm import checkpoint
+
+    loaded = checkpoint.load(path)
+    return {
+        "file": str(checkpoint.find(path)),
+        "parameters": loaded.model.parameter_count(),
+        "alphabet": loaded.alphabet.size,
+        "fingerprint": loaded.meta["fingerprint"],
+        "storage": loaded.meta["storage"],
+        "metrics": loaded.meta["metrics"],
+        "source": loaded.meta["source"],
+        "recipe": loaded.meta["recipe"],
+    }
+
+
+def _lines(facts: dict[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
+        else:
+            told = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            lines.append(f"{indent}{name}: {told}")
+    return lines

@@ -1,0 +1,35 @@
+"""`mulstm report`: tables and figures from the records of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mulstm.cli._options import AsJson
+
+
+def command(
+    results: Annotated[Path, typer.Option("--results", help="The folder of the records.")] = Path("results"),
+    readme: Annotated[
+        Path, typer.Option("--readme", help="The page whose table is renewed, where it exists.")
+    ] = Path("README.md"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if anything is stale.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write results/tables.md, the figures and the README's table again from the records."""
+    from mulstm import console, report
+    from mulstm.errors import CheckFailedError, DataError
+
+    if not results.is_dir():
+        raise DataError(f"There is no folder {results}. Give the folder of the records with --results.")
+    page = readme if readme.is_file() else None
+    changed = report.stale(results, page) if check else [str(path) for path in report.write(results, page)]
+    if as_json:
+        console.result_json({"stale" if check else "written": changed})
+    else:
+        for path in changed:
+            console.result(path)
+    if check and changed:
+        raise CheckFailedError(f'{len(changed)} files are older than the records. Run "mulstm report".')

@@ -1,0 +1,55 @@
+"""`mulstm sample`: text from a model, as it is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mulstm.cli._options import AsJson, Device
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "",
+    length: Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to draw.")] = 500,
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", "-t", help="Below 1 safer, above 1 wilder, 0 always the likeliest."),
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Only the k likeliest symbols; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Only the likeliest that reach this share.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed draws the same text.")] = 1,
+    streams: Annotated[int, typer.Option("--streams", min=1, help="Texts to draw at once.")] = 1,
+    stop: Annotated[str, typer.Option("--stop", help="End a text after these characters.")] = "",
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Draw text from a model."""
+    import sys
+
+    from mulstm import checkpoint, console, parallel
+    from mulstm.cli._terminal import shown
+    from mulstm.sample import Sampling, Utf8Stream, sample
+
+    loaded = checkpoint.load(model, parallel.pick(device))
+    how = Sampling(length, temperature, top_k, top_p, seed, stop.encode())
+    pieces = sample(loaded.model, loaded.alphabet, prompt.encode(), how, streams)
+    if streams == 1 and not as_json:
+        stream = Utf8Stream()
+        sys.stdout.write(shown(prompt))
+        for (piece,) in pieces:
+            sys.stdout.write(shown(stream.feed(piece)))
+            sys.stdout.flush()
+        console.result(shown(stream.close()))
+        return
+    drawn = [b""] * streams
+    for row in pieces:
+        drawn = [text + more for text, more in zip(drawn, row, strict=True)]
+    texts = [text.decode("utf-8", errors="replace") for text in drawn]
+    if as_json:
+        console.result_json({"prompt": prompt, "seed": seed, "temperature": temperature, "texts": texts})
+        return
+    for i, text in enumerate(texts):
+        console.result(f"--- {i + 1} ---\n{shown(prompt + text)}")
