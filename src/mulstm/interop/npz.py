@@ -11,6 +11,7 @@ import numpy as np
 
 from mulstm.errors import CheckpointError
 from mulstm.interop.weights import AnyArray
+from mulstm.runs import write_atomic
 
 _PICKLE = (
     "{path} is or holds a pickle, which can run any code when it is read. "
@@ -48,11 +49,13 @@ def read_npy(path: Path) -> AnyArray:
 
 def write_npz(path: Path, arrays: Mapping[str, AnyArray]) -> None:
     """An uncompressed archive with a fixed date, so that equal arrays give equal files."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive:
         for key, array in arrays.items():
             buffer = io.BytesIO()
             np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{key}.npy"), buffer.getvalue())
+    write_atomic(path, whole.getvalue())
 
 
 def _starts_with_pickle(path: Path) -> bool:

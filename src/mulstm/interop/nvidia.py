@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mulstm.errors import CheckpointError
 from mulstm.interop import torchfile, vocabulary
@@ -30,7 +29,10 @@ _MATRICES = {"w_mih": "mx", "w_mhh": "mh", "w_ih": "zx", "w_hh": "zm"}
 
 
 def read(path: str | Path) -> Weights:
-    """A language model from a checkpoint, or from the encoder inside a classifier's file."""
+    """A language model from a checkpoint, or the encoder inside a classifier's file.
+
+    The latter can embed but not predict: its head is uniform, and `score` refuses it.
+    """
     place = existing(path, "a sentiment-discovery checkpoint")
     weights = from_arrays(_flatten(torchfile.load(place), str(place)), str(place))
     weights.source.update(sha256=sha256(place), file=place.name)
@@ -53,7 +55,12 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
         )
     normed = "rnns.0.w_mhh_v" in found
     H = axis_size(found, "rnns.0.w_mhh_v" if normed else "rnns.0.w_mhh", 0, 2, where)
-    # The spelling may differ from matrix to matrix; every matrix has exactly one of the two.
+    has_head = "decoder.weight" in found or "decoder.bias" in found
+    if not has_head:
+        found = found | {
+            "decoder.weight": np.zeros((N, H), np.float32),
+            "decoder.bias": np.zeros(N, np.float32),
+        }
     a = checked(found, _shapes(found, layers, N, E, H), where)
     ours: dict[str, Array] = {"embedding": vocabulary.pad_last(a["encoder.weight"])}
     any_norm = any(key.endswith("_g") for key in a)
@@ -70,6 +77,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
         "format": "nvidia",
         "vocabulary": "bytes" if N == vocabulary.BYTES else "bytes-and-pad",
         "convention": "nvidia-review",
+        "head": has_head,
         "licence": "as the file it was made from (the software is BSD-3)",
     }
     recipe = layer_recipe(hidden=H, embedding=E, layers=layers, weight_norm=any_norm)
@@ -82,14 +90,15 @@ def write(weights: Weights, path: str | Path) -> None:
     require(weights, "nvidia", alphabet=[vocabulary.BYTES, vocabulary.BYTES + 1])
     arrays = to_arrays(weights)
     rnn = {k: v for k, v in arrays.items() if k.startswith("rnns.")}
-    nested = {
+    nested: dict[str, Any] = {
         "encoder": {
             "encoder": torchfile.as_tensors({"weight": arrays["encoder.weight"]}),
             "rnn": torchfile.as_tensors(rnn),
-        },
-        "decoder": torchfile.as_tensors({p: arrays[f"decoder.{p}"] for p in ("weight", "bias")}),
+        }
     }
-    torch.save(nested, Path(path))
+    if weights.source.get("head", True):
+        nested["decoder"] = torchfile.as_tensors({p: arrays[f"decoder.{p}"] for p in ("weight", "bias")})
+    torchfile.save(nested, Path(path))
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:
@@ -123,6 +132,7 @@ def _split(a: dict[str, Array], key: str, any_norm: bool) -> tuple[Array, Array 
 
 
 def _shapes(found: dict[str, AnyArray], layers: int, N: int, E: int, H: int) -> dict[str, tuple[int, ...]]:
+    """The spelling may differ from matrix to matrix; every matrix has exactly one of the two."""
     shapes: dict[str, tuple[int, ...]] = {"encoder.weight": (N, E)}
     for l in range(layers):
         below = E if l == 0 else H
@@ -138,26 +148,19 @@ def _shapes(found: dict[str, AnyArray], layers: int, N: int, E: int, H: int) -> 
 
 
 def _flatten(loaded: Any, where: str) -> dict[str, AnyArray]:
-    """The nested dictionaries of any release under one set of names."""
+    """The nested dictionaries of any release under one set of names; a classifier's file has no decoder."""
     top = torchfile.mapping(loaded, "the file", where)
-    if "sd" in top:
-        top = torchfile.mapping(top["sd"], "sd", where)
-    if "lm_encoder" in top:
-        top = torchfile.mapping(top["lm_encoder"], "lm_encoder", where)
-    for _ in range(2):
-        # A classifier's file of old wraps the whole language model in one more "encoder".
-        inner = top.get("encoder")
-        if isinstance(inner, dict) and "decoder" in inner and "decoder" not in top:
-            top = inner
-    if "encoder" not in top or "decoder" not in top:
-        raise CheckpointError(
-            f"{where}: expected the dictionaries encoder and decoder, found {', '.join(map(str, top)) or 'none'}. "
-            "Give a language-model checkpoint (a classifier's file without its decoder cannot predict)."
-        )
-    encoder = torchfile.mapping(top["encoder"], "encoder", where)
+    for name in ("sd", "lm_encoder"):
+        top = torchfile.mapping(top[name], name, where) if name in top else top
+    inner = top.get("encoder")
+    if isinstance(inner, dict) and "decoder" in inner:
+        top = inner
+    encoder = top if "rnn" in top else torchfile.mapping(top.get("encoder"), "encoder", where)
     found: dict[str, Any] = {}
     for name, prefix in (("encoder", "encoder."), ("rnn", "")):
         part = torchfile.mapping(encoder.get(name), f"encoder/{name}", where)
         found |= {prefix + key: value for key, value in part.items()}
-    decoder = torchfile.mapping(top["decoder"], "decoder", where)
-    return torchfile.as_arrays(found | {f"decoder.{k}": v for k, v in decoder.items()}, where)
+    if "decoder" in top:
+        decoder = torchfile.mapping(top["decoder"], "decoder", where)
+        found |= {f"decoder.{key}": value for key, value in decoder.items()}
+    return torchfile.as_arrays(found, where)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from mulstm.errors import CheckpointError
 from mulstm.interop import torchfile, unirep
@@ -66,7 +65,7 @@ def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weight
 
 def write(weights: Weights, path: str | Path) -> None:
     """A state dict for TAPE's UniRepForLM (or UniRepModel, when the model has no head)."""
-    torch.save(torchfile.as_tensors(to_arrays(weights)), Path(path))
+    torchfile.save(torchfile.as_tensors(to_arrays(weights)), Path(path))
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:

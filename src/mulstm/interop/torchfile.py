@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import torch
 
 from mulstm.errors import CheckpointError
 from mulstm.interop.weights import AnyArray
+from mulstm.runs import write_atomic
 
 
 def load(path: Path) -> Any:
@@ -36,6 +38,13 @@ def load(path: Path) -> Any:
         raise CheckpointError(
             f"{path} is not a readable torch file ({first}). Check that it was copied whole."
         ) from error
+
+
+def save(value: Any, path: Path) -> None:
+    """Whole or not at all."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    write_atomic(path, buffer.getvalue())
 
 
 def as_arrays(tensors: Mapping[str, Any], where: str) -> dict[str, AnyArray]:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
@@ -63,14 +62,14 @@ def from_arrays(found: dict[str, AnyArray], where: str, alphabet: Alphabet | Non
     if alphabet is None or alphabet.size != N:
         raise CheckpointError(
             f"{where} has {N} symbols and does not say which bytes they are. "
-            f"Give --vocabulary FILE: a file with exactly {N} distinct bytes, in whose sorted order they stand."
+            f"Give --vocabulary FILE: a file with exactly those {N} bytes; symbols stand in sorted order."
         )
     source = {
         "format": "torchrecurrent",
         "vocabulary": "bytes" if N == vocabulary.BYTES else "sorted distinct bytes",
         "convention": "",
         "licence": "as the file it was made from",
-        "keys": {"embedding": embedding, "head": head, "bias": bias},
+        "keys": {"layer": _prefix(found), "embedding": embedding, "head": head, "bias": bias},
     }
     recipe = layer_recipe(hidden=H, embedding=E, layers=layers, weight_norm=False, output_bias=bool(bias))
     return Weights(recipe, {k: np.ascontiguousarray(v) for k, v in ours.items()}, alphabet, source)
@@ -101,7 +100,7 @@ def layers_from_arrays(found: dict[str, AnyArray], where: str) -> tuple[dict[str
         if any(b is not None and b.any() for b in factor):
             raise CheckpointError(
                 f"{where}: cells.{l} has biases on the factors of m (bias_hh or the first {H} of bias_ih), "
-                "which the paper's cell does not have. Train it with recurrent_bias=False and those kept at zero."
+                "which the paper's cell does not have. Train it with these kept at zero."
             )
         gates = a.get(f"{stem}bias_ih", np.zeros(5 * H, np.float32))[H:]
         b = gates + a[f"{stem}bias_mh"] if f"{stem}bias_mh" in a else gates
@@ -115,7 +114,7 @@ def layers_from_arrays(found: dict[str, AnyArray], where: str) -> tuple[dict[str
 
 def write(weights: Weights, path: str | Path) -> None:
     """A state dict with the embedding and the head under the names they came with."""
-    torch.save(torchfile.as_tensors(to_arrays(weights)), Path(path))
+    torchfile.save(torchfile.as_tensors(to_arrays(weights)), Path(path))
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:
@@ -126,7 +125,7 @@ def to_arrays(weights: Weights) -> dict[str, Array]:
     if weights.recipe.embedding:
         theirs[keys.get("embedding") or "embedding.weight"] = weights.embedding()
     for l in range(weights.recipe.layers):
-        stem, H = f"rnn.cells.{l}.", weights.recipe.hidden
+        stem, H = f"{keys.get('layer', 'rnn.')}cells.{l}.", weights.recipe.hidden
         mx, zx = weights.plain(l, "mx"), to_order(weights.plain(l, "zx"), ORDER)
         theirs[f"{stem}weight_ih"] = np.concatenate([mx, zx])
         theirs[f"{stem}weight_hh"] = weights.plain(l, "mh")
@@ -141,20 +140,24 @@ def to_arrays(weights: Weights) -> dict[str, Array]:
     return theirs
 
 
+def _prefix(found: dict[str, AnyArray]) -> str:
+    return next(key for key in found if _KEY.fullmatch(key)).rsplit("cells.", 1)[0]
+
+
 def _surroundings(others: dict[str, AnyArray], inputs: int, H: int, where: str) -> tuple[str, str, str]:
     """Keys of the embedding ("" for one-hot), the head's matrix and its bias ("" for none)."""
     matrices = [key for key, array in others.items() if array.ndim == 2]
     if not matrices:
         raise CheckpointError(
             f"{where} holds a bare layer, not a language model: there is no output matrix. "
-            "Load it in Python with mulstm.interop.torchrecurrent.layers_from_arrays, or save the whole module."
+            "Save the module that holds it with its output matrix, or use layers_from_arrays in Python."
         )
     biases = [key for key, array in others.items() if array.ndim == 1]
     heads = [key for key in matrices if key.rsplit(".", 1)[0] + ".bias" in biases] or matrices[-1:]
     rest = [key for key in matrices if key != heads[-1]]
     if len(matrices) > 2 or len(biases) > 1 or len(rest) + len(biases) + 1 != len(others):
         raise CheckpointError(
-            f"{where}: beside the layer there are {', '.join(others)}; expected at most an embedding (N, {inputs}) "
-            f"and a head (N, {H}) with its bias. Save only these parts."
+            f"{where}: beside the layer there are {', '.join(others)}; expected is at most an embedding "
+            f"(N, {inputs}) and a head (N, {H}) with its bias. Save only these parts."
         )
     return (rest[0] if rest else ""), heads[-1], (biases[0] if biases else "")

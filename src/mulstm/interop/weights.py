@@ -60,8 +60,7 @@ class Weights:
         if g is None:
             return V
         length = np.linalg.norm(V.astype(np.float64), axis=1)
-        folded = V * (g.reshape(-1) / np.maximum(length, 1e-12))[:, None]
-        return folded.astype(np.float32)
+        return np.asarray(V * (g.reshape(-1) / np.maximum(length, 1e-12))[:, None], dtype=np.float32)
 
     def head(self) -> tuple[Array, Array]:
         """W_out and b_out (zeros where the model has none)."""

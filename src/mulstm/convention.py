@@ -1,0 +1,142 @@
+"""How a record becomes symbols for a model: what is cleaned, what stands before it and what ends it."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import DataError
+
+Symbols = npt.NDArray[np.int64]
+
+# Stored by name in a checkpoint's source; the empty name is what we train ourselves.
+CONVENTIONS = ("", "protein", "openai-review", "nvidia-review")
+_TAG = re.compile(r"<[^<>]*>")
+_SPACE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class Convention:
+    """The alphabet of a model with the manner in which its texts are written."""
+
+    alphabet: Alphabet
+    name: str = ""
+
+    @classmethod
+    def of(cls, alphabet: Alphabet, source: Mapping[str, Any]) -> Convention:
+        """What a checkpoint's metadata says; a convention of a later version is an error."""
+        name = str(source.get("convention", ""))
+        if name not in CONVENTIONS:
+            raise DataError(
+                f'The model follows the convention "{name}", which this version does not know. '
+                "Install a newer mulstm."
+            )
+        return cls(alphabet, name)
+
+    def cleaned(self, text: bytes) -> bytes:
+        """The text as the model's training data had it, without what stands before and after."""
+        if self.name == "openai-review":
+            return _text(text, lambda s: html.unescape(s).replace("\n", " ").strip())
+        if self.name == "nvidia-review":
+            return _text(text, _nvidia)
+        return text
+
+    @property
+    def start(self) -> Symbols:
+        """What is fed before a record's own symbols, and never scored."""
+        special = self.alphabet.special("start")
+        if special is not None:
+            return np.array([special], dtype=np.int64)
+        if self.name.endswith("-review"):
+            return self._encoded(b"\n ")
+        return self._encoded(self._border)
+
+    @property
+    def stop(self) -> Symbols:
+        """What ends a record: scored, but no part of its representation."""
+        special = self.alphabet.special("stop")
+        if special is not None:
+            return np.array([special], dtype=np.int64)
+        return self._encoded(b" " if self.name.endswith("-review") else self._border)
+
+    @property
+    def _border(self) -> bytes:
+        """What stands between two of our own texts: a line's end where there is one, else a space."""
+        return next((b for b in (b"\n", b" ") if b in self.alphabet.symbols), b"")
+
+    def body(self, text: bytes, record: str) -> Symbols:
+        """The record's own symbols; an error names the record, the letter and the place."""
+        try:
+            return self._encoded(self.cleaned(text))
+        except DataError as error:
+            raise self._fault(self.cleaned(text), record) from error
+
+    @property
+    def around(self) -> tuple[int, int]:
+        """How many symbols of `read` stand before and after the record's own."""
+        if not self.name:
+            return 0, 0
+        return self.start.size, self.stop.size if self.name == "openai-review" else 0
+
+    def read(self, text: bytes, record: str) -> Symbols:
+        """What a representation is made of.
+
+        A protein comes after its start symbol, a review with its opening (and, for OpenAI's model, its
+        closing space), and what we train ourselves stands alone.
+        """
+        before, after = self.around
+        body = self.body(text, record)
+        symbols = np.concatenate([self.start[:before], body, self.stop[:after]])
+        if symbols.size == 0:
+            raise DataError(f"Record {record} is empty. Take it out of the input.")
+        return symbols
+
+    def scored(self, text: bytes, record: str) -> tuple[Symbols, Symbols]:
+        """(input, targets), of one length: each of the record's own symbols, and its end, is predicted once.
+
+        A target of -1 is not counted. Where nothing can stand before a record, its first symbol is given.
+        """
+        whole = np.concatenate([self.start, self.body(text, record), self.stop])
+        if whole.size < 2:
+            raise DataError(f"Record {record} is too short to be scored. Take it out of the input.")
+        targets = whole[1:].copy()
+        targets[: max(0, self.start.size - 1)] = -1
+        return whole[:-1], targets
+
+    def _encoded(self, text: bytes) -> Symbols:
+        return self.alphabet.encode(text).astype(np.int64)
+
+    def _fault(self, text: bytes, record: str) -> DataError:
+        known = self.alphabet.symbols + self.alphabet.aliases[::2]
+        place = next(k for k, byte in enumerate(text) if byte not in known)
+        letter = text[place : place + 1]
+        shown = repr(letter.decode("ascii")) if letter.isascii() and letter.isalnum() else f"0x{letter.hex()}"
+        if self.name != "protein":
+            return DataError(
+                f"Record {record} has the byte {shown} at position {place + 1}, which is not in the model's "
+                "alphabet. Take it out, or use a model of all bytes."
+            )
+        if letter.upper() in known:
+            help = "Write residues in upper case (--upper does)."
+        else:
+            help = "Residues are upper-case letters of the amino-acid code; write X for an unknown one."
+        return DataError(f"Record {record} has {shown} at position {place + 1}, which is no residue. {help}")
+
+
+def _text(raw: bytes, change: Any) -> bytes:
+    """Bytes that are not UTF-8 pass through unchanged."""
+    result: str = change(raw.decode("utf-8", errors="surrogateescape"))
+    return result.encode("utf-8", errors="surrogateescape")
+
+
+def _nvidia(text: str) -> str:
+    plain = unicodedata.normalize("NFKD", html.unescape(_TAG.sub("", text)))
+    return _SPACE.sub(" ", plain.encode("ascii", errors="ignore").decode("ascii")).strip()

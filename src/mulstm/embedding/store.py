@@ -1,0 +1,106 @@
+"""Rows that come in any order, kept on disk until they can be written in the input's order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.float32]
+BLOCK = 4 << 20  # bytes moved at a time
+
+
+class Store:
+    """One file of float32 rows a name, and the records' ids; gone when the block is left.
+
+    Everything lies beside the output, where there is room for it, so that memory does not grow with the
+    number of records.
+    """
+
+    def __init__(self, folder: Path, widths: dict[str, int]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=".mulstm-", dir=folder))
+        self.widths = widths
+        self.count = 0
+        self.longest_id = 1
+        self._files: dict[str, BinaryIO] = {n: (self._folder / n).open("w+b") for n in (*widths, "ids")}
+        self._offsets = (self._folder / "offsets").open("w+b")
+        self.total = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in (*self._files.values(), self._offsets):
+            file.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add(self, id: str, positions: int) -> None:
+        """Announces the next record and how many of its positions may be put."""
+        self._files["ids"].write(json.dumps(id).encode() + b"\n")
+        self._offsets.write(np.int64(self.total).tobytes())
+        self.longest_id = max(self.longest_id, len(id))
+        self.count += 1
+        self.total += positions
+
+    def put(self, name: str, row: int, values: Rows) -> None:
+        """Values of one row, or of several consecutive ones."""
+        file = self._files[name]
+        file.seek(row * self.widths[name] * 4)
+        file.write(np.ascontiguousarray(values, dtype="<f4").data)
+
+    def offset(self, record: int) -> int:
+        """Where a record's positions begin."""
+        if record >= self.count:
+            return self.total
+        self._offsets.seek(record * 8)
+        offset = int(np.frombuffer(self._offsets.read(8), dtype=np.int64)[0])
+        self._offsets.seek(0, 2)
+        return offset
+
+    def ids(self) -> Iterator[str]:
+        """In input order."""
+        file = self._files["ids"]
+        file.seek(0)
+        for line in file:
+            yield str(json.loads(line))
+
+    def id_blocks(self) -> Iterator[npt.NDArray[np.str_]]:
+        """The ids as arrays of one fixed width."""
+        kind = f"<U{self.longest_id}"
+        block: list[str] = []
+        for id in self.ids():
+            block.append(id)
+            if len(block) * self.longest_id * 4 >= BLOCK:
+                yield np.array(block, dtype=kind)
+                block = []
+        if block:
+            yield np.array(block, dtype=kind)
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        """Blocks of rows in order; those of "h" count positions, all others records."""
+        width = self.widths[name]
+        end = (self.total if name == "h" else self.count) if stop is None else stop
+        step = max(1, BLOCK // (4 * max(1, width)))
+        file = self._files[name]
+        for low in range(start, end, step):
+            n = min(step, end - low)
+            file.seek(low * width * 4)
+            yield np.frombuffer(file.read(n * width * 4), dtype="<f4").reshape(n, width)
+
+    def forget(self, name: str) -> None:
+        """Frees the disk that rows already written elsewhere take."""
+        self._files[name].truncate(0)
+
+
+def names(widths: dict[str, int]) -> Sequence[str]:
+    """The arrays in the order of the output."""
+    return [name for name in ("h_mean", "h_final", "c_final", "joined", "h") if name in widths]

@@ -1,0 +1,94 @@
+"""Foreign weights in and out: every format is read and written through numpy arrays under our own names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mulstm import checkpoint
+from mulstm.checkpoint import Checkpoint
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import CheckpointError
+from mulstm.interop import chainer, nvidia, openai, tape, torchrecurrent, unirep
+from mulstm.interop.weights import Weights
+from mulstm.nn.model import LanguageModel
+
+__all__ = ["FORMATS", "Weights", "export_model", "import_model", "read", "to_model", "to_weights", "write"]
+
+FORMATS = {
+    "unirep": unirep,
+    "openai": openai,
+    "nvidia": nvidia,
+    "chainer": chainer,
+    "tape": tape,
+    "torchrecurrent": torchrecurrent,
+}
+_OPTIONS = {"head_map": ("unirep", "tape"), "vocabulary": ("chainer", "torchrecurrent")}
+
+
+def read(
+    name: str, path: str | os.PathLike[str], *, head_map: str = "", vocabulary: str | os.PathLike[str] = ""
+) -> Weights:
+    """The weights of a foreign file; options that the format has no use for are refused."""
+    module = _module(name)
+    options: dict[str, Any] = {}
+    for option, value in (("head_map", head_map), ("vocabulary", vocabulary)):
+        if value and name not in _OPTIONS[option]:
+            flag = option.replace("_", "-")
+            raise CheckpointError(f"The {name} format has no use for --{flag}. Leave it out.")
+    if head_map:
+        options["head_map"] = head_map
+    if vocabulary:
+        options["alphabet"] = _distinct_bytes(Path(vocabulary))
+    weights: Weights = module.read(path, **options)
+    return weights
+
+
+def write(name: str, weights: Weights, path: str | os.PathLike[str]) -> None:
+    """The file or folder of a format."""
+    _module(name).write(weights, path)
+
+
+def import_model(
+    name: str, path: str | os.PathLike[str], out: str | os.PathLike[str], **options: str
+) -> Weights:
+    """A foreign file as one of our checkpoints."""
+    weights = read(name, path, **options)
+    checkpoint.save(out, to_model(weights), weights.alphabet, source=weights.source)
+    return weights
+
+
+def export_model(name: str, model: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+    """One of our checkpoints as a foreign file."""
+    write(name, to_weights(checkpoint.load(model)), out)
+
+
+def to_model(weights: Weights) -> LanguageModel:
+    """The model, in evaluation mode; every parameter comes from the arrays or it is an error."""
+    model = LanguageModel(weights.recipe, weights.alphabet.size, init=None)
+    tensors = {key: torch.from_numpy(array.copy()) for key, array in weights.arrays.items()}
+    model.load_state_dict(tensors, strict=True)
+    return model.eval()
+
+
+def to_weights(loaded: Checkpoint) -> Weights:
+    """A checkpoint's parameters as float32 arrays."""
+    state = loaded.model.state_dict()
+    arrays = {key: tensor.detach().cpu().float().contiguous().numpy() for key, tensor in state.items()}
+    return Weights(loaded.model.recipe, arrays, loaded.alphabet, dict(loaded.meta.get("source") or {}))
+
+
+def _module(name: str) -> Any:
+    if name not in FORMATS:
+        raise CheckpointError(f'There is no format "{name}". Choose one of: {", ".join(FORMATS)}.')
+    return FORMATS[name]
+
+
+def _distinct_bytes(path: Path) -> Alphabet:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a file. Give the text whose distinct bytes are the vocabulary.")
+    with path.open("rb") as file:
+        return Alphabet.distinct(iter(lambda: file.read(1 << 20), b""))

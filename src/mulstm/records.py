@@ -1,0 +1,182 @@
+"""Reads records, one at a time, from FASTA, lines, JSONL or a column of CSV."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+from mulstm.errors import DataError
+
+KINDS = ("fasta", "lines", "jsonl", "csv", "whole")
+_SUFFIXES = {
+    **dict.fromkeys((".fasta", ".fa", ".faa", ".fas", ".fsa"), "fasta"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+}
+_COMPRESSED = (".gz", ".bz2", ".xz")
+_TEXT_FIELDS = ("sequence", "text")
+
+
+class Record(NamedTuple):
+    """A text with a name; names need not be unique."""
+
+    id: str
+    text: bytes
+    label: str = ""
+
+
+def kind_of(path: str) -> str:
+    """The kind that a file's name suggests; lines where it suggests none."""
+    suffixes = [s.lower() for s in Path(path).suffixes]
+    if suffixes and suffixes[-1] in _COMPRESSED:
+        suffixes.pop()
+    return _SUFFIXES.get(suffixes[-1], "lines") if suffixes else "lines"
+
+
+def read(
+    path: str, *, kind: str = "", column: str = "", id_column: str = "", label_column: str = ""
+) -> Iterator[Record]:
+    """The records of a file in its order, never more than one in memory; "-" is the standard input.
+
+    column names the field of JSONL or CSV that holds the text ("sequence" or "text" when not given).
+    """
+    kind = kind or kind_of(path)
+    if kind not in KINDS:
+        raise DataError(f'There is no kind of input "{kind}". Choose one of: {", ".join(KINDS)}.')
+    fields = (column, id_column, label_column)
+    if any(fields) and kind not in ("jsonl", "csv"):
+        raise DataError(f"{path} is read as {kind}, which has no columns. Leave the column out.")
+    with _opened(path) as file:
+        try:
+            if kind == "fasta":
+                yield from _fasta(file, path)
+            elif kind == "lines":
+                yield from _lines(file)
+            elif kind == "whole":
+                yield Record(Path(path).name, file.read())
+            elif kind == "jsonl":
+                yield from _jsonl(file, path, *fields)
+            else:
+                yield from _csv(file, path, *fields)
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise DataError(f"{path} cannot be read ({error}). Check that it was copied whole.") from error
+
+
+def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
+    if path == "-":
+        return nullcontext(sys.stdin.buffer)
+    suffix = Path(path).suffix.lower()
+    try:
+        if suffix == ".gz":
+            return cast(IO[bytes], gzip.open(path, "rb"))
+        if suffix == ".bz2":
+            return cast(IO[bytes], bz2.open(path, "rb"))
+        if suffix == ".xz":
+            return cast(IO[bytes], lzma.open(path, "rb"))
+        return Path(path).open("rb")
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be opened ({error.strerror}). "
+            "Give a file of records, or - for the standard input."
+        ) from error
+
+
+def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
+    name: str | None = None
+    pieces: list[bytes] = []
+    for number, line in enumerate(file, 1):
+        if line.startswith(b">"):
+            if name is not None:
+                yield Record(name, b"".join(pieces))
+            words = line[1:].split(maxsplit=1)
+            name, pieces = (words[0].decode("utf-8", errors="replace") if words else str(number)), []
+        elif line.startswith(b";") or not line.strip():
+            continue
+        elif name is None:
+            raise DataError(
+                f'{path}, line {number}: a sequence without a ">" line before it. '
+                "Check that it is FASTA, or give --as lines."
+            )
+        else:
+            pieces.append(b"".join(line.split()))
+    if name is None:
+        raise DataError(f"{path} holds no FASTA record. Check the file.")
+    yield Record(name, b"".join(pieces))
+
+
+def _lines(file: IO[bytes]) -> Iterator[Record]:
+    """Named by their line's number; blank lines are no records."""
+    for number, line in enumerate(file, 1):
+        text = line.rstrip(b"\r\n")
+        if text.strip():
+            yield Record(str(number), text)
+
+
+def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}: not JSON ({error}). Give one object a line.") from error
+        if not isinstance(value, dict):
+            raise DataError(f"{where}: a {type(value).__name__}, not an object. Give one object a line.")
+        fields = _fields(list(value), column, id_column, label_column, where)
+        text = value[fields[0]]
+        if not isinstance(text, str):
+            raise DataError(f'{where}: "{fields[0]}" is {type(text).__name__}, not text. Mend the line.')
+        name = str(value[fields[1]]) if fields[1] else str(number)
+        label = str(value[fields[2]]) if fields[2] else ""
+        yield Record(name, text.encode("utf-8", errors="surrogatepass"), label)
+
+
+def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:
+    csv.field_size_limit(sys.maxsize)
+    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        tabs = ".tsv" in Path(path.lower()).suffixes
+        rows = csv.reader(text, delimiter="\t" if tabs else ",")
+        try:
+            header = next(rows, None)
+            if header is None:
+                raise DataError(f"{path} is empty. Give a header line and rows.")
+            fields = _fields(header, column, id_column, label_column, path)
+            places = [header.index(field) if field else -1 for field in fields]
+            for number, row in enumerate(rows, 1):
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise DataError(
+                        f"{path}, row {number}: {len(row)} fields, but the header has {len(header)}. Mend it."
+                    )
+                body, name, label = (row[place] if place >= 0 else "" for place in places)
+                yield Record(name or str(number), body.encode("utf-8", errors="surrogateescape"), label)
+        except csv.Error as error:
+            raise DataError(f"{path}, line {rows.line_num}: {error}. Mend the line.") from error
+
+
+def _fields(known: list[str], column: str, id_column: str, label_column: str, where: str) -> list[str]:
+    """The names of the text's field, of the name's ("" when there is none) and of the label's."""
+    chosen = column or next((field for field in _TEXT_FIELDS if field in known), "")
+    asked = [chosen, id_column or ("id" if "id" in known else ""), label_column]
+    if not chosen:
+        raise DataError(
+            f"{where}: none of the columns {', '.join(known)} is called sequence or text. "
+            "Name one with --column."
+        )
+    for field in asked:
+        if field and field not in known:
+            raise DataError(
+                f'{where}: there is no column "{field}" among {", ".join(known)}. Choose one of these.'
+            )
+    return asked
