@@ -65,7 +65,7 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """The recipe as it was run, command line included."""
-        return load(self.path / "recipe.toml")
+        return recipe_of(self.path)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Appends one line to log.jsonl; it is in the system's hands when this returns."""
@@ -151,6 +151,11 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise RunError(f"{path} line {number} is not JSON. Remove that line.") from None
     return records
+
+
+def recipe_of(path: Path) -> Recipe:
+    """The recipe in a run's folder, whoever holds it."""
+    return load(path / "recipe.toml")
 
 
 def find(name: str, *, root: Path = ROOT) -> Path | None:

@@ -1,0 +1,75 @@
+"""Result records become tables, figures and the front page's table; nobody types a number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mulstm import runs
+from mulstm.errors import RunError
+from mulstm.report import figures, records, tables
+from mulstm.report.figures import learning_curve
+from mulstm.report.records import Record, publish
+
+__all__ = ["Record", "learning_curve", "publish", "stale", "write"]
+
+RESULTS = Path("results")
+README = Path("README.md")
+BEGIN, END = "<!-- results: begin (made by mulstm report) -->", "<!-- results: end -->"
+
+
+def write(results: Path = RESULTS, readme: Path | None = README) -> list[Path]:
+    """Makes everything again; the files that changed."""
+    changed = []
+    for path, text in _texts(results, readme).items():
+        if not path.is_file() or path.read_text() != text:
+            runs.write_atomic(path, text)
+            changed.append(path)
+    for figure in figures.all_of(records.read(results), _surprise(results)):
+        if figure.is_stale(results):
+            changed += figure.draw(results)
+    return changed
+
+
+def stale(results: Path = RESULTS, readme: Path | None = README) -> list[str]:
+    """The files that `write` would change; empty when all is as the records say."""
+    found = [
+        str(path)
+        for path, text in _texts(results, readme).items()
+        if not path.is_file() or path.read_text() != text
+    ]
+    all_figures = figures.all_of(records.read(results), _surprise(results))
+    return found + [str(results / f"{f.name}.svg") for f in all_figures if f.is_stale(results)]
+
+
+def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
+    found = records.read(results)
+    texts = {
+        results / "tables.md": tables.markdown(found, _surprise(results)),
+        results / "tables.csv": tables.comma_separated(found),
+        results / "tables.json": json.dumps(tables.flat(found), indent=2) + "\n",
+    }
+    if readme is not None:
+        texts[readme] = _between(readme, tables.readme(found))
+    return texts
+
+
+def _between(page: Path, table: str) -> str:
+    """The page with the table between its two marks."""
+    text = page.read_text()
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise RunError(
+            f"{page} has no place for the results. Put these two lines into it: {BEGIN} and {END}."
+        )
+    return f"{head}{begin}\n{table}\n{end}{tail}"
+
+
+def _surprise(results: Path) -> tables.Surprise | None:
+    """What `mulstm surprise --json` printed of the paper's two models, if it has been run."""
+    path = results / "hutter" / "surprise.json"
+    if not path.is_file():
+        return None
+    found: tables.Surprise = json.loads(path.read_text())
+    return found

@@ -1,0 +1,372 @@
+"""The figures: each is a function of the records alone, and the same records give the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mulstm import runs
+from mulstm.errors import RunError
+from mulstm.report import paper, tables
+from mulstm.report.records import Record
+
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
+BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#E69F00",
+    "#CC79A7",
+    "#56B4E9",
+)
+INK, FAINT = "#222222", "#8a8a8a"
+COLOURS = {
+    "mlstm-emb-wn-vd-large": BLUE,
+    "mlstm-emb-wn-vd": GREEN,
+    "mlstm-emb-wn": ORANGE,
+    "mlstm": PURPLE,
+    "milstm": VERMILLION,
+    "mlstm-rmsprop": SKY,
+    "mlstm-small": GREEN,
+    "lstm-small": VERMILLION,
+}
+STYLE = {
+    "svg.hashsalt": "mulstm",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 11,
+    "axes.titlepad": 12,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "lines.linewidth": 2.0,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.handlelength": 3.0,
+    "figure.facecolor": "white",
+    "savefig.dpi": 160,
+}
+Painter = Callable[[Any, Any], None]  # (matplotlib figure, data)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture that knows which data it shows, so that it can tell whether a file still shows them."""
+
+    name: str
+    data: Any  # as JSON has it
+    paint: Painter
+    size: tuple[float, float] = (7.6, 4.4)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the data and of this file: a change of either makes the drawn figure stale."""
+        content = json.dumps(self.data, sort_keys=True) + Path(__file__).read_text()
+        return "mulstm figure " + hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    def is_stale(self, folder: Path) -> bool:
+        """Whether the SVG or the PNG is missing or shows something else."""
+        files = [folder / f"{self.name}.{suffix}" for suffix in ("svg", "png")]
+        return not all(f.is_file() and self.fingerprint.encode() in f.read_bytes() for f in files)
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Writes the SVG and the PNG."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{self.name}.{suffix}" for suffix in ("svg", "png")]
+        with _canvas(self.size) as picture:
+            self.paint(picture, self.data)
+            for path in paths:
+                note = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+                with runs.replacing(path) as temporary:
+                    picture.savefig(
+                        temporary,
+                        format=path.suffix[1:],
+                        metadata={**note, "Description": self.fingerprint},
+                        bbox_inches="tight",
+                        pad_inches=0.12,
+                    )
+        return paths
+
+
+@contextmanager
+def _canvas(size: tuple[float, float]) -> Iterator[Any]:
+    """An empty figure in our style, whatever the user's own settings are."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Picture
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        picture = Picture(figsize=size, layout="constrained")
+        FigureCanvasAgg(picture)
+        yield picture
+
+
+def all_of(records: Sequence[Record], surprise: tables.Surprise | None) -> list[Figure]:
+    """Every figure there are data for."""
+    figures = [
+        Figure(f"learning-curves-{table.name}", curves, _paint_curves, (7.6, 4.6))
+        for table in paper.TABLES
+        if (curves := _curves(records, table))["lines"]
+    ]
+    sizes = tables.size_points(records)
+    if any(len(points) > 1 for points in sizes.values()):
+        figures.append(Figure("size", sizes, _paint_sizes))
+    figures.append(Figure("surprise", {"ours": surprise and surprise["by_delay"]}, _paint_surprise))
+    if quality := _times(records):
+        figures.append(Figure("time-to-quality", quality, _paint_times))
+    return figures
+
+
+def learning_curve(run: Path, marks: Mapping[str, float] | None = None) -> list[Path]:
+    """Draws curve.svg and curve.png into a run's folder; `marks` are levels to compare with, by name."""
+    lines = runs.read_log(run)
+    if not lines:
+        raise RunError(f"{run} has no log to draw. Give the folder of a run.")
+    train = [(line["seconds"] / 60, line["train_bits_per_char"]) for line in lines]
+    valid = [
+        (line["seconds"] / 60, line["valid_bits_per_char"])
+        for line in lines
+        if line.get("valid_bits_per_char") is not None
+    ]
+    recipe = runs.recipe_of(run)
+    data = {"title": recipe.title or recipe.name, "train": train, "valid": valid, "marks": dict(marks or {})}
+    return Figure("curve", data, _paint_run, (7.0, 4.0)).draw(run)
+
+
+def _paint_run(picture: Any, data: Any) -> None:
+    axes = picture.subplots()
+    axes.set_title(data["title"])
+    axes.set_xlabel("minutes of training")
+    axes.set_ylabel("bits/char")
+    axes.plot(*zip(*data["train"], strict=True), color=SKY, linewidth=1.2, label="training text")
+    if data["valid"]:
+        axes.plot(
+            *zip(*data["valid"], strict=True), color=BLUE, marker="o", markersize=4, label="validation text"
+        )
+        axes.annotate(
+            f"{data['valid'][-1][1]:.2f}",
+            data["valid"][-1],
+            textcoords="offset points",
+            xytext=(0, 8),
+            ha="center",
+            color=BLUE,
+            weight="bold",
+        )
+    # The first moments of training would flatten all the rest.
+    settled = [bits for _, bits in data["train"][len(data["train"]) // 20 :]]
+    levels = [*settled, *(bits for _, bits in data["valid"]), *data["marks"].values()]
+    axes.set_ylim(min(levels) - 0.1, min(max(levels), min(levels) * 3) + 0.1)
+    axes.set_xlim(left=0)
+    for name, level in data["marks"].items():
+        axes.axhline(level, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+        axes.annotate(
+            f"{name}  {level:.2f}",
+            (1, level),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            xytext=(-2, 3),
+            ha="right",
+            fontsize=8.5,
+            color=INK,
+        )
+    axes.legend(loc="upper center", ncols=2, bbox_to_anchor=(0.5, 1.0))
+
+
+def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
+    """The validation curves of a table's rows: one a recipe, the first seed; shortened runs too."""
+    lines = []
+    for line in table.lines:
+        for kind in ("fast", "faithful"):
+            runs_of = [r for r in records if (r["table"], r["row"], r.kind) == (table.name, line.row, kind)]
+            points = list(min(runs_of, key=lambda r: int(r["seed"])).validations()) if runs_of else []
+            if len(points) > 1:
+                lines.append(
+                    {
+                        "row": line.row,
+                        "label": line.label.removesuffix(", text"),
+                        "kind": kind,
+                        "points": points,
+                    }
+                )
+    levels = {line.row: line.bits or line.paper for line in table.lines if line.row}
+    return {"title": table.title, "lines": lines, "paper": levels}
+
+
+def _paint_curves(picture: Any, data: Any) -> None:
+    axes = picture.subplots()
+    axes.set_title(f"{data['title']}: validation bits/char against training time")
+    axes.set_xlabel("minutes of training (logarithmic)")
+    axes.set_ylabel("validation bits/char")
+    axes.set_xscale("log")
+    lowest = min(bits for line in data["lines"] for _, bits in line["points"])
+    lowest = min([lowest, *(data["paper"][line["row"]] for line in data["lines"])])
+    first = [line["points"][max(0, len(line["points"]) // 20)][1] for line in data["lines"]]
+    highest = min(max(first), lowest + 0.8)
+    axes.set_ylim(lowest - 0.03, highest + 0.03)
+    seen = [minutes for line in data["lines"] for minutes, bits in line["points"] if bits <= highest]
+    axes.set_xlim(min(seen) * 0.6, max(seen) * 1.3)
+    drawn = set()
+    for line in data["lines"]:
+        colour = COLOURS.get(line["row"], INK)
+        style = "-" if line["kind"] == "fast" else (0, (4, 2))
+        x, y = zip(*line["points"], strict=True)
+        axes.plot(x, y, color=colour, linestyle=style, label=f"{line['label']}, {line['kind']}")
+        if line["row"] not in drawn:
+            drawn.add(line["row"])
+            level = data["paper"][line["row"]]
+            axes.axhline(level, color=colour, linewidth=0.9, linestyle=":", zorder=1)
+            axes.annotate(
+                f"paper (test) {level:.2f}",
+                (0, level),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                xytext=(4, 2),
+                fontsize=8,
+                color=colour,
+            )
+    _minutes_axis(axes.xaxis)
+    picture.legend(loc="outside lower center", ncols=2)
+
+
+def _paint_sizes(picture: Any, data: Any) -> None:
+    axes = picture.subplots()
+    axes.set_title("Hutter Prize: test bits/char against size, 4 epochs")
+    axes.set_xlabel("million parameters (logarithmic)")
+    axes.set_ylabel("test bits/char")
+    axes.set_xscale("log")
+    for name, points in data.items():
+        if points:
+            colour = BLUE if name.startswith("mLSTM") else VERMILLION
+            style, face = _SETUPS[name.rpartition(", ")[2]]
+            x = [parameters / 1e6 for parameters, _ in points.values()]
+            y = [score for _, score in points.values()]
+            axes.plot(
+                x, y, color=colour, linestyle=style, marker="o", markersize=6, label=name,
+                markerfacecolor=colour if face else "white", markeredgecolor=colour,
+            )  # fmt: skip
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axes.xaxis.set_major_locator(FixedLocator([3, 5, 10, 15, 20]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.legend(loc="upper right")
+
+
+_SETUPS: dict[str, tuple[Any, bool]] = {
+    "authors' set-up": ("-", True),
+    "matched": ((0, (4, 2)), True),
+    "fast": ("-", False),
+}
+
+
+def _paint_surprise(picture: Any, data: Any) -> None:
+    left, right = picture.subplots(1, 2, width_ratios=[1, 3.2])
+    picture.suptitle(
+        "Recovery from surprise: mean loss on the Hutter Prize test part",
+        x=0.01,
+        ha="left",
+        weight="bold",
+        fontsize=11,
+    )
+    series = [
+        ("mLSTM, paper", paper.SURPRISE_MLSTM, BLUE, False),
+        ("stacked LSTM, paper", paper.SURPRISE_LSTM, VERMILLION, False),
+    ]
+    if data["ours"]:
+        ours = list(zip(*data["ours"], strict=True))
+        series += [("mLSTM, ours", ours[0], BLUE, True), ("stacked LSTM, ours", ours[1], VERMILLION, True)]
+    width = 0.8 / len(series)
+    for n, (name, values, colour, filled) in enumerate(series):
+        look = {"color": colour if filled else "white", "edgecolor": colour, "linewidth": 1.4}
+        offset = (n - (len(series) - 1) / 2) * width
+        for axes, places, heights in ((left, [0], values[:1]), (right, [1, 2, 3, 4], values[1:])):
+            at = [place + offset for place in places]
+            bars = axes.bar(at, heights, width * 0.9, label=name, zorder=2, **look)
+            axes.bar_label(bars, fmt="%.2f", fontsize=7.5, padding=2, color=INK)
+    left.set_xticks([0], ["10 % most\nsurprising"])
+    right.set_xticks([1, 2, 3, 4], ["1", "2", "3", "4"])
+    right.set_xlabel("symbols after the surprise")
+    left.set_ylabel("bits")
+    for axes in (left, right):
+        axes.grid(visible=False, axis="x")
+        axes.margins(y=0.12)
+    right.legend(loc="upper right", ncols=2)
+
+
+def _times(records: Sequence[Record]) -> dict[str, Any]:
+    """For each level of validation bits/char the first minute it was reached, on the Hutter Prize text."""
+    lines = []
+    for row in ("mlstm-emb-wn-vd-large", "mlstm-emb-wn-vd"):
+        for kind in ("fast", "faithful"):
+            found = [r for r in records if (r["table"], r["row"], r.kind) == ("hutter", row, kind)]
+            if not found:
+                continue
+            record = min(found, key=lambda r: int(r["seed"]))
+            best, points = float("inf"), []
+            for minutes, bits in record.validations():
+                if bits < best and minutes > 0:
+                    best = bits
+                    points.append((bits, minutes))
+            if len(points) > 1:
+                name = "46M" if row.endswith("large") else "22M"
+                where = str(record["hardware"])
+                lines.append({"row": row, "kind": kind, "label": f"{name} {kind}, {where}", "points": points})
+    return {"lines": lines} if lines else {}
+
+
+def _paint_times(picture: Any, data: Any) -> None:
+    axes = picture.subplots()
+    axes.set_title("Hutter Prize: training time to a validation score")
+    axes.set_xlabel("validation bits/char reached (better to the right)")
+    axes.set_ylabel("minutes of training (logarithmic)")
+    axes.set_yscale("log")
+    for line in data["lines"]:
+        x, y = zip(*line["points"], strict=True)
+        style = "-" if line["kind"] == "fast" else (0, (4, 2))
+        axes.plot(x, y, color=COLOURS[line["row"]], linestyle=style, marker=".", label=line["label"])
+    axes.plot([1.24], [paper.AUTHORS_MINUTES], marker="D", markersize=7, color=INK, linestyle="none")
+    axes.annotate(
+        "authors' 46M model, 1.24 test:\na week on a GTX 1080 Ti",
+        (1.24, paper.AUTHORS_MINUTES),
+        textcoords="offset points",
+        xytext=(-9, 0),
+        ha="right",
+        va="center",
+        fontsize=9,
+    )
+    worst = max(bits for line in data["lines"] for bits, _ in line["points"])
+    best = min(bits for line in data["lines"] for bits, _ in line["points"])
+    worst = min(worst, max(1.8, best + 0.1))
+    axes.set_xlim(worst + 0.02, min(best, 1.24) - 0.02)
+    soonest = min(minutes for line in data["lines"] for bits, minutes in line["points"] if bits <= worst)
+    axes.set_ylim(soonest * 0.6, paper.AUTHORS_MINUTES * 2)
+    _minutes_axis(axes.yaxis)
+    axes.legend(loc="center left")
+
+
+def _minutes_axis(axis: Any) -> None:
+    """Ticks that people have words for."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    names = {
+        0.1: "6 s", 0.25: "15 s", 0.5: "30 s", 1: "1 min", 2: "2 min", 5: "5 min", 10: "10 min", 20: "20 min",
+        60: "1 h", 240: "4 h", 1440: "1 day", 10080: "1 week",
+    }  # fmt: skip
+    axis.set_major_locator(FixedLocator(list(names)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: names.get(round(value, 4), "")))

@@ -1,0 +1,126 @@
+"""Result records: one flat JSON file a run under results/, with its log curve beside it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mulstm import runs
+from mulstm.errors import RunError
+
+KEYS = (
+    "recipe",
+    "table",
+    "row",
+    "seed",
+    "parameters",
+    "complete",
+    "valid_bits_per_char",
+    "test_bits_per_char",
+    "test_symbols",
+    "evaluate_lanes",
+    "epochs",
+    "updates",
+    "train_seconds",
+    "hardware",
+    "precision",
+    "backend",
+    "commit",
+)
+CURVE_LINES = 200
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run's result; `curve` is its log, thinned."""
+
+    values: dict[str, Any]
+    curve: tuple[dict[str, Any], ...] = ()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def get(self, key: str) -> Any:
+        """The value, or None where the record has none."""
+        return self.values.get(key)
+
+    @property
+    def kind(self) -> str:
+        """faithful or fast."""
+        return "fast" if self["recipe"].endswith("-fast") else "faithful"
+
+    @property
+    def minutes(self) -> float:
+        """Of training updates."""
+        return float(self["train_seconds"]) / 60
+
+    def validations(self) -> Iterator[tuple[float, float]]:
+        """Minutes of training and validation bits/char, wherever it was read."""
+        for line in self.curve:
+            if line.get("valid_bits_per_char") is not None:
+                yield line["seconds"] / 60, line["valid_bits_per_char"]
+
+
+def read(results: Path) -> list[Record]:
+    """Every record under results/<table>/<recipe>/, in the order of their paths."""
+    return [_record(path) for path in sorted(results.rglob("seed*.json")) if path.parent != results]
+
+
+def _record(path: Path) -> Record:
+    try:
+        values = json.loads(path.read_text())
+    except ValueError:
+        raise RunError(f"{path} is not JSON. Make it again from its run with mulstm reproduce.") from None
+    missing = [key for key in KEYS if key not in values]
+    if missing:
+        raise RunError(
+            f"{path} lacks {', '.join(missing)}. Make it again from its run with mulstm reproduce."
+        )
+    return Record(values, tuple(runs.read_log(path.with_suffix(".jsonl"))))
+
+
+def publish(run: Path, results: Path) -> Path:
+    """Puts the record of a finished run, and its thinned log, where `read` finds them."""
+    try:
+        values = json.loads((run / "metrics.json").read_text())
+    except (OSError, ValueError):
+        raise RunError(f"{run} has no record yet. Let the run finish: mulstm train --resume {run}.") from None
+    path = Path(results, values["recipe"], f"seed{values['seed']}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = thinned(runs.read_log(run))
+    runs.write_atomic(path.with_suffix(".jsonl"), "".join(runs.json_line(line) for line in lines))
+    runs.write_atomic(path, runs.json_text(values))
+    return path
+
+
+def thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """About CURVE_LINES of them: the last, those with a validation, and an even choice of the others."""
+    step = max(1, len(lines) // CURVE_LINES)
+    last = len(lines) - 1
+    return [
+        line
+        for n, line in enumerate(lines)
+        if n % step == 0 or n == last or line.get("valid_bits_per_char") is not None
+    ]
+
+
+def of_row(records: Sequence[Record], table: str, row: str, kind: str) -> list[Record]:
+    """The complete runs of one row by one kind of recipe, by seed."""
+    found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind) and r["complete"]]
+    return sorted(found, key=lambda r: int(r["seed"]))
+
+
+def mean(records: Sequence[Record], key: str) -> float | None:
+    """Over the seeds, where all have it."""
+    values = [r.get(key) for r in records]
+    return statistics.fmean(values) if values and all(v is not None for v in values) else None
+
+
+def spread(records: Sequence[Record], key: str) -> float | None:
+    """Sample standard deviation over the seeds; None for fewer than two."""
+    values = [r.get(key) for r in records]
+    return statistics.stdev(values) if len(values) > 1 and all(v is not None for v in values) else None

@@ -1,0 +1,280 @@
+"""Records become tables: Markdown for people, CSV and JSON for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from mulstm.recipe import names
+from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
+from mulstm.report.records import Record, mean, of_row, spread
+
+NOT_RUN = "not run yet"
+NOTHING = "–"
+HEAD = (
+    "architecture",
+    "parameters",
+    "paper",
+    "ours faithful",
+    "ours fast",
+    "difference",
+    "seeds",
+    "minutes",
+    "hardware",
+)
+SIZES = ("3m", "5m", "10m", "15m", "20m")
+Surprise = dict[str, Any]
+
+
+def markdown(records: Sequence[Record], surprise: Surprise | None) -> str:
+    """The whole of results/tables.md."""
+    parts = [
+        "# Results",
+        "Made from the records in this folder by `mulstm report`; do not edit. *Faithful* is the authors' "
+        "set-up, *fast* is ours. *Difference* is ours minus the paper's, of the fast recipe where it has "
+        "been run and of the faithful one where not. *Seeds* and *minutes* (of training updates) are given "
+        "as faithful / fast; with several seeds the score is their mean ± standard deviation. Lines in plain "
+        "type are quoted by the paper.",
+    ]
+    for table in TABLES:
+        parts += [
+            f"## {table.title}: {table.unit}",
+            *_notes(table, records),
+            _grid(HEAD, _body(table, records)),
+        ]
+    parts += _sizes(records) + _surprise(surprise) + _dynamic(records) + _incomplete(records)
+    return "\n\n".join(parts) + "\n"
+
+
+def readme(records: Sequence[Record]) -> str:
+    """The short table for the front page: the paper's own rows only."""
+    body = []
+    for table in TABLES:
+        for line in table.lines:
+            if line.row and not line.label.startswith("the same"):
+                cells = _cells(table, line, records)
+                name = f"{table.title.split(',')[0]}: {line.label.removesuffix(', text')}"
+                body.append(
+                    [name, cells["paper"], cells["ours faithful"], cells["ours fast"], cells["minutes"]]
+                )
+    head = (
+        "test bits/char (WikiText-2: word perplexity, valid / test)",
+        "paper",
+        "faithful",
+        "fast",
+        "minutes",
+    )
+    return _grid(head, body)
+
+
+def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """One object for each row of the paper: what tables.csv and tables.json hold."""
+    rows = []
+    for table in TABLES:
+        key = "test_word_perplexity" if table.name == "wikitext2" else "test_bits_per_char"
+        for line in table.lines:
+            row: dict[str, Any] = {
+                "table": table.name,
+                "row": line.row,
+                "architecture": line.label,
+                "measure": key,
+                "paper": line.paper,
+            }
+            for kind in ("faithful", "fast"):
+                runs = of_row(records, table.name, line.row, kind) if line.row else []
+                row[kind] = mean(runs, key)
+                row[f"{kind}_spread"] = spread(runs, key)
+                row[f"{kind}_seeds"] = len(runs)
+                row[f"{kind}_minutes"] = mean(runs, "train_seconds")
+                if row[f"{kind}_minutes"] is not None:
+                    row[f"{kind}_minutes"] /= 60
+            rows.append(row)
+    return rows
+
+
+def comma_separated(records: Sequence[Record]) -> str:
+    """`flat` as CSV."""
+    rows = flat(records)
+    sink = io.StringIO()
+    writer = csv.DictWriter(sink, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return sink.getvalue()
+
+
+def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
+
+
+def _notes(table: Table, records: Sequence[Record]) -> list[str]:
+    if table.name == "wikitext2":
+        return [
+            "Perplexity is 2 to the power of bits/byte x bytes/words, with the paper's counts: 1,256,449 "
+            "bytes and 245,569 words in test, 1,121,681 and 217,646 in valid."
+        ]
+    if table.name == "ptb":
+        symbols = sorted({r["test_symbols"] for r in records if r["table"] == "ptb"})
+        counted = f" Test symbols: {', '.join(f'{n:,}' for n in symbols)}." if symbols else ""
+        return [
+            "Mikolov's protocol: 50 symbols, outer spaces dropped, one newline a sentence; the paper does "
+            f"not say which it used, nor the model's size.{counted}"
+        ]
+    return []
+
+
+def _body(table: Table, records: Sequence[Record]) -> list[list[str]]:
+    body = []
+    for line in table.lines:
+        cells = _cells(table, line, records)
+        label = f"**{line.label}**" if line.row else line.label
+        body.append([label, *(cells[name] for name in HEAD[1:])])
+    return body
+
+
+def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str]:
+    """The cells of one line, by the heading they stand under."""
+    words = table.name == "wikitext2"
+    paper = f"{line.valid:.1f} / {line.paper:.1f}" if words else f"{line.paper:.2f}"
+    cells = dict.fromkeys(HEAD, "") | {"paper": paper, "parameters": line.parameters}
+    if not line.row:
+        return cells
+    runs = {kind: of_row(records, table.name, line.row, kind) for kind in ("faithful", "fast")}
+    for kind, found in runs.items():
+        cells[f"ours {kind}"] = _score(found, words) if found else _absence(table, line, kind, records)
+    best = runs["fast"] or runs["faithful"]
+    if best:
+        score = mean(best, "test_word_perplexity" if words else "test_bits_per_char")
+        if score is not None:
+            cells["difference"] = _signed(score - line.paper, 1 if words else 3)
+        counts = dict.fromkeys(found[0]["parameters"] for found in runs.values() if found)
+        cells["parameters"] = " / ".join(f"{count:,}" for count in counts)
+        cells["seeds"] = " / ".join(str(len(runs[kind])) if runs[kind] else NOTHING for kind in runs)
+        cells["minutes"] = " / ".join(_minutes(found) for found in runs.values())
+        cells["hardware"] = ", ".join(sorted({r["hardware"] for found in runs.values() for r in found}))
+    return cells
+
+
+def _absence(table: Table, line: Line, kind: str, records: Sequence[Record]) -> str:
+    """Why there is no score."""
+    recipe = f"{table.name}/{line.row}" + ("-fast" if kind == "fast" else "")
+    if recipe not in names():
+        return NOTHING
+    return "cut short" if any(r["recipe"] == recipe for r in records) else NOT_RUN
+
+
+def _score(runs: Sequence[Record], words: bool) -> str:
+    keys = ("valid_word_perplexity", "test_word_perplexity") if words else ("test_bits_per_char",)
+    digits = 1 if words else 3
+    texts = []
+    for key in keys:
+        value, deviation = mean(runs, key), spread(runs, key)
+        text = NOTHING if value is None else f"{value:.{digits}f}"
+        texts.append(text if deviation is None else f"{text} ± {deviation:.{digits}f}")
+    return " / ".join(texts)
+
+
+def _minutes(runs: Sequence[Record]) -> str:
+    seconds = mean(runs, "train_seconds")
+    return NOTHING if seconds is None else f"{seconds / 60:.1f}"
+
+
+def _signed(value: float, digits: int) -> str:
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
+
+
+def size_points(records: Sequence[Record]) -> dict[str, dict[str, tuple[int, float]]]:
+    """The size figure: set-up -> size -> (parameters, test bits/char), for the sizes that have been run."""
+    setups = {
+        "mLSTM, authors' set-up": ("size/mlstm-{}", "faithful"),
+        "stacked LSTM, authors' set-up": ("size/lstm-{}", "faithful"),
+        "stacked LSTM, matched": ("size/lstm-{}-matched", "faithful"),
+        "mLSTM, fast": ("size/mlstm-{}", "fast"),
+        "stacked LSTM, fast": ("size/lstm-{}", "fast"),
+    }
+    points: dict[str, dict[str, tuple[int, float]]] = {name: {} for name in setups}
+    for name, (row, kind) in setups.items():
+        for size in SIZES:
+            runs = of_row(records, "hutter", row.format(size), kind)
+            # The largest multiplicative LSTM is the table's own row: one run serves both.
+            if not runs and row == "size/mlstm-{}" and size == "20m":
+                runs = of_row(records, "hutter", "mlstm-rmsprop", kind)
+            score = mean(runs, "test_bits_per_char")
+            if score is not None:
+                points[name][size] = (int(runs[0]["parameters"]), score)
+    return points
+
+
+def _sizes(records: Sequence[Record]) -> list[str]:
+    body = [
+        [name, *(f"{found[size][1]:.3f}" if size in found else NOT_RUN for size in SIZES)]
+        for name, found in size_points(records).items()
+    ]
+    head = ("set-up", *(f"{size.upper()} parameters" for size in SIZES))
+    return ["## Size against test bits/char (Hutter Prize, 4 epochs on 95M bytes)", _grid(head, body)]
+
+
+def _surprise(surprise: Surprise | None) -> list[str]:
+    head = ("", "surprising 10 %", "1 step after", "2", "3", "4")
+
+    def row(name: str, values: Sequence[float]) -> list[str]:
+        return [name, *(f"{value:.2f}" for value in values)]
+
+    body = [row("mLSTM, paper", SURPRISE_MLSTM), row("stacked LSTM, paper", SURPRISE_LSTM)]
+    if surprise:
+        ours = list(zip(*surprise["by_delay"], strict=True))
+        body += [row("mLSTM, ours", ours[0]), row("stacked LSTM, ours", ours[1])]
+    else:
+        body.append(["ours", NOT_RUN, "", "", "", ""])
+    return ["## Recovery from surprise: mean loss in bits (Hutter Prize test part)", _grid(head, body)]
+
+
+def _dynamic(records: Sequence[Record]) -> list[str]:
+    body = []
+    for table in TABLES:
+        for record in records:
+            dynamic = record.get("dynamic_test_bits_per_char")
+            if record["table"] == table.name and dynamic is not None:
+                published = f"{table.dynamic:.2f}" if table.dynamic else NOTHING
+                body.append(
+                    [
+                        f"{record['recipe']}, seed {record['seed']}",
+                        f"{record['test_bits_per_char']:.3f}",
+                        f"{dynamic:.3f}",
+                        _perplexity(record, "test_word_perplexity"),
+                        _perplexity(record, "dynamic_test_word_perplexity"),
+                        published,
+                    ]
+                )
+    head = ("model", "static", "dynamic", "static perplexity", "dynamic perplexity", "published (dynamic)")
+    note = "Test bits/char; one stream, each segment scored before it is learnt from, tuned on validation."
+    return ["## Dynamic evaluation", note, _grid(head, body) if body else f"*{NOT_RUN}*"]
+
+
+def _perplexity(record: Record, key: str) -> str:
+    value = record.get(key)
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+def _incomplete(records: Sequence[Record]) -> list[str]:
+    body = [
+        [
+            str(r["recipe"]),
+            str(r["seed"]),
+            f"{r['epochs']:.1f}",
+            NOTHING if r["valid_bits_per_char"] is None else f"{r['valid_bits_per_char']:.3f}",
+            NOTHING if r["test_bits_per_char"] is None else f"{r['test_bits_per_char']:.3f}",
+            f"{r.minutes:.1f}",
+            str(r["hardware"]),
+            str(r.get("reason") or ""),
+        ]
+        for r in records
+        if not r["complete"]
+    ]
+    if not body:
+        return []
+    head = ("recipe", "seed", "epochs", "valid", "test", "minutes", "hardware", "reason")
+    return ["## Runs that were cut short", "Not counted above.", _grid(head, body)]
