@@ -1,0 +1,291 @@
+"""Reports: tables and figures follow from the records, and say when they no longer do."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mulstm import recipe, report, runs
+from mulstm.errors import RunError
+from mulstm.recipe import names
+from mulstm.report import figures, paper, records, tables
+
+
+def add(results: Path, name: str, bits: float, *, seed: int = 1, minutes: float = 10.0, **more: Any) -> Path:
+    """A record with a made-up curve that ends a little above `bits`."""
+    one = recipe.load(name)
+    values = {
+        "recipe": name,
+        "table": one.table,
+        "row": one.row,
+        "seed": seed,
+        "parameters": 20_394_600,
+        "complete": True,
+        "valid_bits_per_char": bits + 0.01,
+        "test_bits_per_char": bits,
+        "test_symbols": 5_000_000,
+        "evaluate_lanes": 10,
+        "epochs": one.train.epochs,
+        "updates": 1000,
+        "train_seconds": 60 * minutes,
+        "hardware": "some GPU",
+        "precision": "bf16",
+        "backend": "fused",
+        "commit": "0123",
+    }
+    path = results / name / f"seed{seed}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values | more))
+    lines = [
+        {
+            "update": n,
+            "seconds": 6 * n * minutes,
+            "train_bits_per_char": bits,
+            "valid_bits_per_char": bits + math.exp(-n),
+        }
+        for n in range(1, 11)
+    ]
+    path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (tmp_path / "README.md").write_text(f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nThe rest.\n")
+    return folder
+
+
+def cells(page: str, start: str) -> list[str]:
+    """The cells of the table line that begins so."""
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def markdown(results: Path) -> str:
+    return tables.markdown(records.read(results), None)
+
+
+def test_no_records_at_all(results: Path) -> None:
+    page = markdown(results)
+    for table in paper.TABLES:
+        assert f"## {table.title}: {table.unit}" in page
+    assert "Runs that were cut short" not in page
+    assert "not run yet" in tables.readme([])
+
+
+def test_a_row_of_the_paper(results: Path) -> None:
+    add(results, "hutter/mlstm", 1.412, minutes=28.0)
+    add(results, "hutter/mlstm-fast", 1.380, seed=1, minutes=2.4)
+    add(results, "hutter/mlstm-fast", 1.384, seed=2, minutes=2.6)
+    assert cells(markdown(results), "**unregularised mLSTM**") == [
+        "**unregularised mLSTM**",
+        "20,394,600",
+        "1.40",
+        "1.412",
+        "1.382 ± 0.003",
+        "−0.018",
+        "1 / 2",
+        "28.0 / 2.5",
+        "some GPU",
+    ]
+    assert cells(markdown(results), "hyperLSTM, Ha 2017") == ["hyperLSTM, Ha 2017", "27M", "1.34", *[""] * 6]
+
+
+def test_rows_without_a_fast_recipe_do_not_wait_for_one(results: Path) -> None:
+    assert cells(markdown(results), "**the same, start and step as the mLSTM's**")[3:5] == [
+        "not run yet",
+        "–",
+    ]
+
+
+def test_runs_cut_short_stand_apart(results: Path) -> None:
+    add(results, "hutter/mlstm", 1.5, complete=False, reason="half an hour was over", epochs=9.5)
+    page = markdown(results)
+    assert cells(page, "**unregularised mLSTM**")[3] == "cut short"
+    assert cells(page, "hutter/mlstm")[1:] == [
+        "1",
+        "9.5",
+        "1.510",
+        "1.500",
+        "10.0",
+        "some GPU",
+        "half an hour was over",
+    ]
+    assert page.index("## Runs that were cut short") > page.index("## Dynamic evaluation")
+
+
+def test_perplexities_and_dynamic_evaluation(results: Path) -> None:
+    add(
+        results,
+        "wikitext2/mlstm-emb-wn-vd-large-fast",
+        1.24,
+        valid_word_perplexity=86.44,
+        test_word_perplexity=81.16,
+        dynamic_test_bits_per_char=1.1,
+    )
+    page = markdown(results)
+    line = cells(page, "**byte mLSTM +emb +WN +VD**")
+    assert (line[2], line[4], line[5]) == ("92.8 / 88.8", "86.4 / 81.2", "−7.6")
+    assert cells(page, "wikitext2/mlstm-emb-wn-vd-large-fast, seed 1")[1:] == [
+        "1.240",
+        "1.100",
+        "81.2",
+        "–",
+        "–",
+    ]
+
+
+def test_ptb_states_its_symbols(results: Path) -> None:
+    add(results, "ptb/mlstm-fast", 1.2, test_symbols=442_423)
+    assert "Test symbols: 442,423." in markdown(results)
+
+
+def test_the_size_figure_takes_the_largest_from_the_table(results: Path) -> None:
+    add(results, "hutter/size/mlstm-3m", 1.6, parameters=3_000_000)
+    add(results, "hutter/mlstm-rmsprop", 1.42)
+    found = tables.size_points(records.read(results))["mLSTM, authors' set-up"]
+    assert found == {"3m": (3_000_000, 1.6), "20m": (20_394_600, 1.42)}
+    assert cells(markdown(results), "mLSTM, authors' set-up")[1:] == ["1.600", *["not run yet"] * 3, "1.420"]
+
+
+def test_every_row_of_ours_has_its_recipe() -> None:
+    rows = {f"{table.name}/{line.row}" for table in paper.TABLES for line in table.lines if line.row}
+    ours = {name for name in names() if "/" in name and "/size/" not in name and not name.endswith("-fast")}
+    assert rows == ours
+    for table in paper.TABLES:
+        for line in table.lines:
+            if line.row:
+                assert recipe.load(f"{table.name}/{line.row}").paper == (line.bits or line.paper)
+
+
+def test_write_then_nothing_is_stale(results: Path, tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    add(results, "hutter/mlstm-emb-wn-vd-large-fast", 1.22)
+    (results / "hutter" / "surprise.json").write_text(
+        json.dumps({"by_delay": [[6.2, 6.3], *[[2.0, 2.1]] * 4]})
+    )
+    before = report.stale(results, page)
+    written = report.write(results, page)
+    assert {str(path) for path in written if path.suffix != ".png"} == set(before)
+    assert {path.name for path in written} >= {
+        "tables.md",
+        "tables.csv",
+        "tables.json",
+        "README.md",
+        "surprise.svg",
+    }
+    assert report.stale(results, page) == []
+    assert report.write(results, page) == []
+    assert page.read_text().startswith("# Title\n")
+    assert page.read_text().endswith(f"{report.END}\n\nThe rest.\n")
+    assert "| 1.24 | not run yet | 1.220 |" in page.read_text()
+    # The same records give the same bytes.
+    drawn = {path: path.read_bytes() for path in results.glob("*.*g")}
+    assert len(drawn) == 6
+    for path in drawn:
+        path.unlink()
+    report.write(results, page)
+    assert drawn == {path: path.read_bytes() for path in results.glob("*.*g")}
+    # Another record, and everything that shows it is stale.
+    add(results, "hutter/mlstm-emb-wn-vd-large-fast", 1.21, minutes=20)
+    assert [Path(path).name for path in report.stale(results, page)] == [
+        "tables.md",
+        "tables.csv",
+        "tables.json",
+        "README.md",
+        "learning-curves-hutter.svg",
+        "time-to-quality.svg",
+    ]
+
+
+def test_every_figure_can_be_drawn(results: Path) -> None:
+    for name in names():
+        if "/" in name:
+            add(results, name, 1.3, valid_word_perplexity=90.0, test_word_perplexity=90.0)
+    drawn = {
+        f.name: f
+        for f in figures.all_of(records.read(results), {"by_delay": [[6.2, 6.3], *[[2.0, 2.1]] * 4]})
+    }
+    assert set(drawn) == {
+        *(f"learning-curves-{table.name}" for table in paper.TABLES),
+        "size",
+        "surprise",
+        "time-to-quality",
+    }
+    for name in ("size", "learning-curves-wikitext2"):
+        svg, png = drawn[name].draw(results)
+        assert svg.read_bytes().startswith(b"<?xml")
+        assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_without_a_place_for_the_table(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Title\n")
+    with pytest.raises(RunError, match="has no place for the results"):
+        report.write(results, tmp_path / "README.md")
+
+
+def test_records_that_are_none(results: Path) -> None:
+    path = add(results, "hutter/mlstm", 1.4)
+    path.write_text("{")
+    with pytest.raises(RunError, match="is not JSON"):
+        records.read(results)
+    path.write_text('{"recipe": "hutter/mlstm"}')
+    with pytest.raises(RunError, match="lacks table, row, seed"):
+        records.read(results)
+
+
+def test_csv_and_json_hold_the_same(results: Path) -> None:
+    add(results, "hutter/mlstm-fast", 1.38, minutes=3)
+    found = records.read(results)
+    (row,) = [r for r in tables.flat(found) if (r["table"], r["row"]) == ("hutter", "mlstm")]
+    assert (row["fast"], row["fast_seeds"], row["fast_minutes"], row["faithful"]) == (1.38, 1, 3.0, None)
+    lines = tables.comma_separated(found).splitlines()
+    assert len(lines) == 1 + len(tables.flat(found))
+    assert "hutter,mlstm,unregularised mLSTM,test_bits_per_char,1.4,,,0,,1.38,,1,3.0" in lines
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """The folder of a run that has ended."""
+    with runs.Run.create(recipe.load("hutter/mlstm-fast"), root=tmp_path / "runs") as run:
+        for n in range(1, 1001):
+            valid = 1.5 + 1 / n if n % 100 == 50 else None
+            run.log(
+                {
+                    "update": n,
+                    "seconds": n / 10,
+                    "train_bits_per_char": 1.5 + 5 / n,
+                    "valid_bits_per_char": valid,
+                }
+            )
+        values = json.loads(add(tmp_path / "made", "hutter/mlstm-fast", 1.5).read_text())
+        run.write_json("metrics.json", values)
+    return run.path
+
+
+def test_a_run_is_published_with_a_thin_curve(finished: Path, results: Path) -> None:
+    path = report.publish(finished, results)
+    assert path == results / "hutter" / "mlstm-fast" / "seed1.json"
+    (record,) = records.read(results)
+    assert record["test_bits_per_char"] == 1.5
+    assert len(list(record.validations())) == 10
+    assert 200 <= len(record.curve) <= 220
+    assert record.curve[-1]["update"] == 1000
+    (finished / "metrics.json").unlink()
+    with pytest.raises(RunError, match="has no record yet"):
+        report.publish(finished, results)
+
+
+def test_the_learning_curve_of_a_run(finished: Path) -> None:
+    paths = report.learning_curve(finished, {"gzip -9": 2.6})
+    assert [path.name for path in paths] == ["curve.svg", "curve.png"]
+    first = [path.read_bytes() for path in paths]
+    report.learning_curve(finished, {"gzip -9": 2.6})
+    assert first == [path.read_bytes() for path in paths]
+    (finished / "log.jsonl").unlink()
+    with pytest.raises(RunError, match="no log to draw"):
+        report.learning_curve(finished)
