@@ -1,16 +1,20 @@
-"""Dynamic evaluation: a model goes on learning from the text it is being measured on, always scoring first."""
+"""Dynamic evaluation: a model goes on learning from the text it is measured on, always scoring first."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mulstm.checkpoint import FORMAT, fingerprint, read_tensors, write_tensors
+from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
 from mulstm.errors import DataError
@@ -34,7 +38,7 @@ class Settings:
 def gather_statistics(
     model: LanguageModel, split: Split, *, lanes: int = 100, segment: int = 20, batches: int = 500
 ) -> Statistics:
-    """R for every parameter: root of the mean squared gradient over batches of `lanes` x `segment` symbols."""
+    """R of every parameter: root mean square of its gradients over batches of `lanes` x `segment` symbols."""
     parameters = dict(model.named_parameters())
     squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
@@ -42,7 +46,8 @@ def gather_statistics(
     count = min(batches, len(chunks))
     if count == 0:
         raise DataError(
-            f"{split.symbols_count:,} symbols give no batch of {lanes} lanes x {segment}. Take a longer text or fewer lanes."
+            f"{split.symbols_count:,} symbols give no batch of {lanes} lanes x {segment}. "
+            "Take a longer text or fewer lanes."
         )
     state: tuple[State, ...] | None = None
     for k in range(count):
@@ -56,8 +61,22 @@ def gather_statistics(
     return {name: s.sqrt_() for name, s in squares.items()}
 
 
+def kept_statistics(
+    file: Path, model: LanguageModel, alphabet: Alphabet, split: Callable[[], Split], **how: int
+) -> Statistics:
+    """Those kept in `file`, where they are of this very model and gathered in this way; else they are made."""
+    wanted = {"model": fingerprint(model, alphabet), **how}
+    if file.is_file():
+        tensors, meta = read_tensors(file, "statistics")
+        if meta["of"] == wanted:
+            return tensors
+    R = gather_statistics(model, split(), **how)
+    write_tensors(file, R, {"format": FORMAT, "kind": "statistics", "of": wanted})
+    return R
+
+
 class Learner:
-    """A private copy of a model that is scored on a segment, then learns from it; the original never changes."""
+    """A private copy of a model that is scored on a segment, then learns from it. The original stays."""
 
     def __init__(self, model: LanguageModel, statistics: Statistics, settings: Settings) -> None:
         self.model = copy.deepcopy(model)

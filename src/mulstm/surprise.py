@@ -29,13 +29,14 @@ def recovery(
     """The surprising symbols are the `share` with the largest loss, averaged over both models."""
     if nats_a.shape != nats_b.shape or nats_a.ndim != 1:
         raise DataError(
-            f"The two models scored {nats_a.size:,} and {nats_b.size:,} symbols. Score the same text with both."
+            f"The two models scored {nats_a.size:,} and {nats_b.size:,} symbols. "
+            "Score the same text with both."
         )
     count = round(share * nats_a.size)
     if not 0 < count < nats_a.size - delays:
         raise DataError(
-            f"{nats_a.size:,} symbols are too few for the {share:.0%} most surprising and {delays} steps after. "
-            "Take a longer text."
+            f"{nats_a.size:,} symbols are too few for the {share:.0%} most surprising and {delays} steps "
+            "after each. Take a longer text."
         )
     surprising = np.argpartition(nats_a + nats_b, -count)[-count:]
     pair = [np.asarray(nats, dtype=np.float64) for nats in (nats_a, nats_b)]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from mulstm.data import corpus
-from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics
+from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
 from mulstm.errors import DataError
 from mulstm.evaluate import evaluate
 from mulstm.nn.model import LanguageModel
@@ -81,3 +81,18 @@ def test_divergence_is_told(model, text) -> None:
     R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
     with pytest.raises(DataError, match="diverged"):
         evaluate_dynamic(model, text.split("test"), R, dataclasses.replace(SETTINGS, rate=float("inf")))
+
+
+def test_statistics_are_kept_for_the_model_they_are_of(model, text, tmp_path) -> None:
+    file, how = tmp_path / "statistics.safetensors", {"lanes": 4, "segment": 7, "batches": 5}
+    first = kept_statistics(file, model, text.alphabet, lambda: text.split("train"), **how)
+
+    def again():
+        raise AssertionError("they were kept")
+
+    kept = kept_statistics(file, model, text.alphabet, again, **how)
+    assert all(torch.equal(first[name], kept[name]) for name in first)
+    with torch.no_grad():
+        model.W_out.add_(1.0)
+    with pytest.raises(AssertionError, match="they were kept"):
+        kept_statistics(file, model, text.alphabet, again, **how)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mulstm.cli._options import AsJson, DataDir, Device, Quiet
+
+if TYPE_CHECKING:
+    from mulstm.data.corpus import Split
+    from mulstm.evaluate import Evaluation
+    from mulstm.nn.model import LanguageModel
 
 
 def command(
@@ -33,29 +38,42 @@ def command(
     ] = None,
     precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16.")] = "fp32",
     backend: Annotated[str, typer.Option("--backend", help='See "mulstm info".')] = "auto",
+    dynamic: Annotated[
+        bool,
+        typer.Option("--dynamic", help="Let a copy of the model learn from each segment once it is scored."),
+    ] = False,
+    segment: Annotated[int, typer.Option("--segment", min=1, help="Dynamic: symbols between updates.")] = 20,
+    rate: Annotated[float, typer.Option("--rate", min=0, help="Dynamic: size of an update.")] = 2e-4,
+    pull: Annotated[
+        float, typer.Option("--pull", min=0, help="Dynamic: pull back to the trained weights.")
+    ] = 0.01,
+    epsilon: Annotated[float, typer.Option("--epsilon", min=0, help="Dynamic: added to the scale.")] = 1e-5,
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model: bits per character, and word perplexity where the corpus has words."""
+    import numpy as np
+
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._text import part_of
-    from mulstm.evaluate import evaluate
 
     if precision not in ("fp32", "bf16"):
         raise typer.BadParameter(f"{precision!r} is neither fp32 nor bf16", param_hint="--precision")
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.model.precision, loaded.model.backend = precision, backend
     part = part_of(loaded, text, split, data_dir)
-    total = min(symbols or part.symbols_count, part.symbols_count)
-    screen = None if quiet else console.Progress(total, label="evaluate")
+    if dynamic:
+        from mulstm.cli import _dynamic
+        from mulstm.dynamic import Settings
 
-    def show(done: int, bits: float) -> None:
-        if screen is not None:
-            screen.update(done, bits_per_char=bits)
-
-    found = evaluate(loaded.model, part, lanes, chunk, symbols=symbols, losses=losses or False, progress=show)
+        lanes, settings = 1, Settings(segment, rate, pull, epsilon)
+        found = _dynamic.evaluate(model, loaded, part, settings, symbols, data_dir)
+        if losses is not None and found.losses is not None:
+            np.save(losses, found.losses)
+    else:
+        found = _static(loaded.model, part, lanes, chunk, symbols, losses, quiet)
     result = {
         "model": str(model),
         "fingerprint": loaded.meta["fingerprint"],
@@ -71,10 +89,29 @@ def command(
         "seconds": found.seconds,
         "symbols_per_second": found.symbols / found.seconds,
     }
+    if dynamic:
+        result |= _dynamic.facts(settings)
     if as_json:
         console.result_json(result)
         return
     line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols of {part.corpus} ({part.name})"
     if found.word_perplexity is not None:
         line += f", word perplexity {found.word_perplexity:.2f} on {found.words:,} words"
-    console.result(line)
+    console.result(line + (", dynamic" if dynamic else ""))
+
+
+def _static(
+    model: LanguageModel, part: Split, lanes: int, chunk: int, symbols: int, losses: Path | None, quiet: bool
+) -> Evaluation:
+    """Plain evaluation, with a progress line."""
+    from mulstm import console
+    from mulstm.evaluate import evaluate
+
+    total = min(symbols or part.symbols_count, part.symbols_count)
+    screen = None if quiet else console.Progress(total, label="evaluate")
+
+    def show(done: int, bits: float) -> None:
+        if screen is not None:
+            screen.update(done, bits_per_char=bits)
+
+    return evaluate(model, part, lanes, chunk, symbols=symbols, losses=losses or False, progress=show)

@@ -1,0 +1,49 @@
+"""`mulstm reproduce`: a table of the paper, made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mulstm.cli._options import DataDir, Device, RunsDir
+
+
+def command(
+    table: Annotated[str, typer.Argument(help="hutter, text8, wikitext2 or ptb.")],
+    row: Annotated[str, typer.Option("--row", help='One row only; "mulstm recipes" lists them.')] = "",
+    fast: Annotated[bool, typer.Option("--fast", help="Only our recipes.")] = False,
+    faithful: Annotated[bool, typer.Option("--faithful", help="Only the authors' settings.")] = False,
+    seed: Annotated[
+        list[int] | None, typer.Option("--seed", help="Instead of each recipe's own; repeatable.")
+    ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Train nothing; write tables and figures.")
+    ] = False,
+    results: Annotated[Path, typer.Option("--results", help="Where records, tables and figures are.")] = Path(
+        "results"
+    ),
+    runs_dir: RunsDir = Path("runs"),
+    device: Device = "auto",
+    data_dir: DataDir = None,
+) -> None:
+    """Train what a table of the paper still lacks, then write the tables and figures."""
+    from mulstm import console, report
+    from mulstm.reproduce import KINDS, reproduce, rows
+
+    asked = {"fast": fast, "faithful": faithful}
+    chosen = rows(table, row, [kind for kind in KINDS if asked[kind]] or KINDS)
+    if not report_only:
+        reproduce(
+            chosen,
+            seeds=seed or (),
+            results=results,
+            runs_dir=runs_dir,
+            data_dir=data_dir,
+            device=device,
+            note=console.note,
+        )
+    readme = results.parent / "README.md"
+    for path in report.write(results, readme if readme.is_file() else None):
+        console.result(str(path))

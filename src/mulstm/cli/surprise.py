@@ -1,0 +1,61 @@
+"""`mulstm surprise`: how two models recover from surprises in a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mulstm.cli._options import AsJson, DataDir, Device
+
+
+def command(
+    a: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    b: Annotated[Path, typer.Argument(help="The model to compare it with; of the same alphabet.")],
+    text: Annotated[
+        str, typer.Argument(help="A file, a folder or a known corpus; without it, what A was trained on.")
+    ] = "",
+    split: Annotated[
+        str,
+        typer.Option("--split", help="train, valid, test or all (default: test; all of a text of yours)."),
+    ] = "",
+    share: Annotated[
+        float, typer.Option("--share", min=0.001, max=0.5, help="What counts as surprising.")
+    ] = 0.1,
+    delays: Annotated[
+        int, typer.Option("--delays", min=1, max=100, help="How many steps to look after it.")
+    ] = 4,
+    lanes: Annotated[int, typer.Option("--lanes", min=1, help="Stretches the text is read in.")] = 10,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two models on a text's most surprising symbols and just after them (the paper's Figure 3)."""
+    import dataclasses
+
+    from mulstm import checkpoint, console, parallel
+    from mulstm.cli._text import part_of
+    from mulstm.errors import CheckpointError
+    from mulstm.evaluate import evaluate
+    from mulstm.surprise import recovery
+
+    pair = [checkpoint.load(path, parallel.pick(device)) for path in (a, b)]
+    if pair[0].alphabet != pair[1].alphabet:
+        raise CheckpointError(
+            f"{a} and {b} have different alphabets. Compare models trained on one alphabet."
+        )
+    part = part_of(pair[0], text, split, data_dir)
+    losses = [evaluate(one.model, part, lanes, losses=True).losses for one in pair]
+    assert losses[0] is not None
+    assert losses[1] is not None
+    found = recovery(losses[0], losses[1], share, delays)
+    if as_json:
+        facts = dataclasses.asdict(found)
+        console.result_json({"a": str(a), "b": str(b), "corpus": part.corpus, "split": part.name, **facts})
+        return
+    rows = [["whole text", *(f"{bits:.3f}" for bits in found.overall)]]
+    for delay, bits in enumerate(found.by_delay):
+        label = f"the {share:.0%} most surprising" if delay == 0 else f"{delay} after"
+        rows.append([label, *(f"{value:.3f}" for value in bits)])
+    console.table(["bits/char", str(a), str(b)], rows)
