@@ -18,8 +18,8 @@ def lines(record: dict[str, Any]) -> list[str]:
                 line += f", word perplexity {record[f'{part}_word_perplexity']:.2f}"
             told.append(line)
     told.append(
-        f"{record['updates']:,} updates ({record['epochs']:.2f} epochs), {record['parameters']:,} parameters, "
-        f"in {console.duration(record['train_seconds'])} on {record['hardware']}"
+        f"{record['updates']:,} updates ({record['epochs']:.2f} epochs), {record['parameters']:,} parameters; "
+        f"{console.duration(record['train_seconds'])} on {record['hardware']}"
     )
     if record.get("stopped"):
         told.append(f"stopped early: {record['stopped']}")

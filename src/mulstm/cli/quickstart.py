@@ -29,7 +29,7 @@ def command(
         chosen, runs_dir=runs_dir, device=device, resume_from="auto" if resume else None
     )
     corpus = load(chosen.data.corpus, split=chosen.data.split, alphabet=chosen.data.alphabet)
-    compressors = packed(corpus.split("test").bytes())
+    compressors = packed(corpus.split("test").raw())
     loaded = checkpoint.load(folder / "last.safetensors")
     drawn = sample(loaded.model, loaded.alphabet, b"def ", Sampling(length=400, temperature=0.7))
     text = "def " + b"".join(piece for (piece,) in drawn).decode("utf-8", errors="replace")

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from mulstm import checkpoint
+from mulstm.data import Alphabet
+from mulstm.errors import CheckpointError, RunError
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe, Recipe
+
+ALPHABET = Alphabet(b"\n abcdefg")
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    return LanguageModel(ModelRecipe(hidden=12, embedding=5, weight_norm=True), ALPHABET.size)
+
+
+@pytest.fixture
+def saved(model: LanguageModel, tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    checkpoint.save(path, model, ALPHABET, metrics={"update": 3})
+    return path
+
+
+def header_of(path: Path) -> tuple[dict, bytes]:
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def with_header(path: Path, header: dict, body: bytes) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def test_round_trip(model: LanguageModel, tmp_path: Path) -> None:
+    recipe = Recipe(name="mine", title="a title", model=model.recipe)
+    path = tmp_path / "model.safetensors"
+    fingerprint = checkpoint.save(
+        path, model, ALPHABET, recipe=recipe, metrics={"bits": 1.5}, source={"licence": "none"}
+    )
+    loaded = checkpoint.load(path)
+    assert loaded.recipe == recipe
+    assert loaded.alphabet == ALPHABET
+    assert loaded.meta["metrics"] == {"bits": 1.5}
+    assert loaded.meta["source"] == {"licence": "none"}
+    assert not loaded.model.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor), name
+    assert fingerprint == loaded.meta["fingerprint"] == checkpoint.fingerprint(loaded.model, loaded.alphabet)
+
+
+def test_one_metadata_key_and_equal_bytes_each_time(model: LanguageModel, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        checkpoint.save(path, model, ALPHABET, metrics={"b": 1, "a": 2})
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert list(header_of(paths[0])[0]["__metadata__"]) == ["mulstm"]
+
+
+def test_float64_stays_float64(tmp_path: Path) -> None:
+    model = LanguageModel(ModelRecipe(hidden=6), ALPHABET.size).double()
+    checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET)
+    loaded = checkpoint.load(tmp_path / "m.safetensors").model
+    assert torch.equal(loaded.W_out, model.W_out)
+
+
+@pytest.mark.parametrize(("storage", "limit"), [("bf16", 4e-3), ("int8", 1e-2)])
+def test_smaller_storage(
+    model: LanguageModel, saved: Path, tmp_path: Path, storage: str, limit: float
+) -> None:
+    path = tmp_path / "small.safetensors"
+    checkpoint.save(path, model, ALPHABET, storage=storage)
+    W_mh = load_file(path)["layers.0.W_mh"]
+    assert W_mh.dtype == {"bf16": torch.bfloat16, "int8": torch.int8}[storage]
+    loaded = checkpoint.load(path).model
+    for name, tensor in model.state_dict().items():
+        error = (loaded.state_dict()[name] - tensor).square().mean().sqrt()
+        assert error <= limit * tensor.square().mean().sqrt(), name
+        assert loaded.state_dict()[name].dtype == torch.float32
+    gain = "layers.0.g_mh"  # vectors are kept as they are
+    assert torch.equal(loaded.state_dict()[gain], model.state_dict()[gain])
+
+
+def test_int8_rows_of_zeros_stay_zeros(model: LanguageModel, tmp_path: Path) -> None:
+    with torch.no_grad():
+        model.W_out[2] = 0.0
+    checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET, storage="int8")
+    assert torch.equal(checkpoint.load(tmp_path / "m.safetensors").model.W_out[2], torch.zeros(12))
+
+
+def test_unknown_storage(model: LanguageModel, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="int4"):
+        checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET, storage="int4")
+
+
+@pytest.mark.parametrize("left", [0, 4, 9, 200, -1])
+def test_truncated(saved: Path, left: int) -> None:
+    saved.write_bytes(saved.read_bytes()[:left])
+    with pytest.raises(CheckpointError, match=r"cut short|damaged"):
+        checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"just a text, not a model at all\n", "no safetensors file"),
+        (b"PK\x03\x04 a zip as torch.save makes it", "run code"),
+        (b"\x80\x04\x95 a pickle", "run code"),
+        (b"\x10\x00\x00\x00\x00\x00\x00\x00[1, 2, 3, 4, 55]", "not a safetensors file"),
+    ],
+)
+def test_not_a_checkpoint(tmp_path: Path, data: bytes, match: str) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=match):
+        checkpoint.load(path)
+
+
+def test_foreign(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(3)}, tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="another program"):
+        checkpoint.load(tmp_path / "other.safetensors")
+
+
+def test_newer_format(saved: Path) -> None:
+    header, body = header_of(saved)
+    meta = json.loads(header["__metadata__"]["mulstm"])
+    header["__metadata__"]["mulstm"] = json.dumps({**meta, "format": 99})
+    with_header(saved, header, body)
+    with pytest.raises(CheckpointError, match="newer"):
+        checkpoint.load(saved)
+
+
+def test_a_changed_weight(saved: Path) -> None:
+    data = bytearray(saved.read_bytes())
+    data[-40] ^= 1
+    saved.write_bytes(data)
+    with pytest.raises(CheckpointError, match="fingerprint"):
+        checkpoint.load(saved)
+
+
+def changed(meta: dict, what: str) -> dict:
+    if what == "alphabet":
+        symbols = bytes.fromhex(meta["alphabet"]["bytes"])
+        meta["alphabet"]["bytes"] = (symbols[:-1] + b"z").hex()
+    elif what == "unit":
+        meta["recipe"]["model"]["unit"] = "initial-text"
+    elif what == "recipe":
+        meta["recipe"]["model"]["hiden"] = 3
+    else:
+        del meta["alphabet"]
+    return meta
+
+
+@pytest.mark.parametrize(
+    ("what", "match"),
+    [
+        ("alphabet", "fingerprint"),
+        ("unit", "fingerprint"),
+        ("recipe", "hiden"),
+        ("gone", "description"),
+    ],
+)
+def test_changed_metadata(saved: Path, what: str, match: str) -> None:
+    header, body = header_of(saved)
+    meta = changed(json.loads(header["__metadata__"]["mulstm"]), what)
+    header["__metadata__"]["mulstm"] = json.dumps(meta)
+    with_header(saved, header, body)
+    with pytest.raises(CheckpointError, match=match):
+        checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("what", "match"),
+    [
+        ("less", "W_out is missing"),
+        ("more", "extra is not known"),
+        ("shape", "instead of"),
+        ("dtype", "float16"),
+    ],
+)
+def test_weights_that_do_not_fit(saved: Path, what: str, match: str) -> None:
+    tensors = load_file(saved)
+    text = header_of(saved)[0]["__metadata__"]
+    if what == "less":
+        del tensors["W_out"]
+    elif what == "more":
+        tensors["extra"] = torch.zeros(2)
+    elif what == "shape":
+        tensors["W_out"] = tensors["W_out"][:-1].contiguous()
+    else:
+        tensors["W_out"] = tensors["W_out"].half()
+    save_file(tensors, saved, metadata=text)
+    with pytest.raises(CheckpointError, match=match):
+        checkpoint.load(saved)
+
+
+def test_a_folder_stands_for_its_best_model(model: LanguageModel, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        checkpoint.load(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        checkpoint.load(tmp_path / "nowhere.safetensors")
+    for name in ("last", "best"):
+        checkpoint.save(tmp_path / f"{name}.safetensors", model, ALPHABET, metrics={"which": name})
+        assert checkpoint.load(tmp_path).meta["metrics"] == {"which": name}
+
+
+def test_training_state_is_not_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "resume.safetensors"
+    checkpoint.write_tensors(
+        path, {"x": torch.zeros(2)}, {"format": checkpoint.FORMAT, "kind": "training state"}
+    )
+    with pytest.raises(CheckpointError, match=r"last\.safetensors"):
+        checkpoint.load(path)
+    with pytest.raises(CheckpointError, match="training state"):
+        checkpoint.read_tensors(path, "other")
+
+
+def test_another_alphabet(saved: Path) -> None:
+    with pytest.raises(CheckpointError, match="9 symbols, and the text another one of 256"):
+        checkpoint.require_alphabet(checkpoint.load(saved), Alphabet.bytes(), "the text")
+    checkpoint.require_alphabet(checkpoint.load(saved), Alphabet(ALPHABET.symbols), "the text")
+
+
+def test_a_full_disk_leaves_the_old_file(
+    model: LanguageModel, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        Path(path).write_bytes(b"half of it")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(RunError, match="No space left"):
+        checkpoint.save(saved, model, ALPHABET)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_the_file_can_be_read_by_others(saved: Path) -> None:
+    plain = saved.with_name("plain")
+    plain.write_text("")
+    assert saved.stat().st_mode == plain.stat().st_mode

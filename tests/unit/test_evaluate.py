@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mulstm import data
+from mulstm.data.corpus import Split
+from mulstm.errors import DataError
+from mulstm.evaluate import Evaluation, evaluate
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    torch.manual_seed(1)
+    return LanguageModel(ModelRecipe(hidden=11, embedding=6, weight_norm=True), 256)
+
+
+@pytest.fixture
+def split(text_file: Path) -> Split:
+    return data.load(text_file).split("test")
+
+
+def expected(model: LanguageModel, split: Split, lanes: int) -> np.ndarray:
+    """Each symbol's nats, from lanes that are run whole, one after the other, in float64."""
+    wide = LanguageModel(model.recipe, model.alphabet_size).double()
+    wide.load_state_dict(model.state_dict())
+    wide.precision, wide.backend = "fp64", "reference"
+    n = split.symbols_count
+    length = -(-n // lanes)
+    losses = []
+    for start in range(0, n, length):
+        symbols = torch.from_numpy(split.read(start - 1, min(start + length, n)).astype(np.int64))
+        logits, _ = wide(symbols[None, :-1])
+        losses.append(F.cross_entropy(logits[0], symbols[1:], reduction="none").detach().numpy())
+    return np.concatenate(losses)
+
+
+@pytest.mark.parametrize(("lanes", "chunk"), [(1, 300), (1, 7), (7, 13), (10, 200), (64, 4)])
+def test_every_symbol_once_in_text_order(model: LanguageModel, split: Split, lanes: int, chunk: int) -> None:
+    nats = expected(model, split, lanes)
+    found = evaluate(model, split, lanes, chunk, losses=True)
+    assert found.symbols == split.symbols_count == nats.size
+    assert found.losses is not None
+    np.testing.assert_allclose(found.losses, nats, rtol=0, atol=1e-4)
+    assert found.nats == pytest.approx(nats.sum(), rel=1e-6)
+    assert found.bits_per_char == pytest.approx(nats.mean() / np.log(2), rel=1e-6)
+
+
+def test_the_beginning_only(model: LanguageModel, split: Split) -> None:
+    found = evaluate(model, split, 1, symbols=50)
+    assert found.symbols == 50
+    assert found.nats == pytest.approx(expected(model, split, 1)[:50].sum(), rel=1e-5)
+    assert evaluate(model, split, 1, symbols=10**9).symbols == split.symbols_count
+
+
+def test_more_lanes_than_symbols(model: LanguageModel, split: Split) -> None:
+    assert evaluate(model, split, 1000, symbols=3).symbols == 3
+
+
+def test_losses_to_a_file(model: LanguageModel, split: Split, tmp_path: Path) -> None:
+    found = evaluate(model, split, 3, losses=tmp_path / "losses.npy")
+    stored = np.load(tmp_path / "losses.npy")
+    assert stored.dtype == np.float32
+    assert stored.sum(dtype=np.float64) == pytest.approx(found.nats, rel=1e-6)
+
+
+def test_the_model_is_left_as_it_was(model: LanguageModel, split: Split) -> None:
+    model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    evaluate(model, split)
+    assert model.training
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_bf16_is_near(model: LanguageModel, split: Split) -> None:
+    fp32 = evaluate(model, split).bits_per_char
+    model.precision = "bf16"
+    bf16 = evaluate(model, split).bits_per_char
+    assert bf16 == pytest.approx(fp32, rel=2e-2)
+    assert bf16 != fp32
+
+
+def test_words(model: LanguageModel, split: Split) -> None:
+    assert evaluate(model, split, symbols=20).word_perplexity is None
+    worded = replace(split, has_words=True)
+    found = evaluate(model, worded)
+    assert found.words == worded.words
+    assert found.word_perplexity == pytest.approx(np.exp(found.nats / found.words))
+    assert evaluate(model, worded, symbols=20).words is None  # words of a piece are not counted
+
+
+def test_the_papers_conversion() -> None:
+    found = Evaluation(nats=1.2649 * np.log(2) * 1_256_449, symbols=1_256_449, words=245_569, seconds=1.0)
+    assert found.bits_per_char == pytest.approx(1.2649)
+    assert found.word_perplexity == pytest.approx(88.8, abs=0.05)
+
+
+def test_an_empty_part(model: LanguageModel, text_file: Path) -> None:
+    with pytest.raises(DataError, match="empty"):
+        evaluate(model, data.load(text_file, split="95-0-5").split("valid"))
+
+
+def test_progress(model: LanguageModel, split: Split) -> None:
+    seen: list[tuple[int, float]] = []
+    found = evaluate(model, split, 1, 5, progress=lambda done, bits: seen.append((done, bits)))
+    assert [done for done, _ in seen] == [80 * k for k in range(1, len(seen) + 1)]
+    assert seen[-1][1] == pytest.approx(found.bits_per_char, rel=0.2)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mulstm import optim
+from mulstm.recipe import OptimiserRecipe
+
+
+def test_linear_decay_is_the_authors() -> None:
+    paper = OptimiserRecipe(rate=1e-3, floor=7e-5, decay="linear", decay_updates=108_000)
+    assert optim.rate_at(paper, 0, 180_000) == 1e-3
+    assert optim.rate_at(paper, 54_000, 180_000) == pytest.approx(5e-4)
+    assert optim.rate_at(paper, 100_439, 180_000) > 7e-5
+    assert optim.rate_at(paper, 100_440, 180_000) == pytest.approx(7e-5)
+    assert optim.rate_at(paper, 179_999, 180_000) == 7e-5
+
+
+def test_exponential_decay_is_the_authors() -> None:
+    paper = OptimiserRecipe(rate=10.0, floor=0.01, decay="exponential", decay_factor=0.9999)
+    assert optim.rate_at(paper, 0, 38_000) == pytest.approx(9.999)  # once before the first update
+    assert optim.rate_at(paper, 37_999, 38_000) == pytest.approx(0.2237, abs=1e-4)
+    assert optim.rate_at(paper, 200_000, 38_000) == 0.01
+
+
+def test_other_courses() -> None:
+    whole = OptimiserRecipe(rate=2.0)
+    assert [optim.rate_at(whole, n, 4) for n in range(5)] == [2.0, 1.5, 1.0, 0.5, 0.0]
+    cosine = OptimiserRecipe(rate=2.0, floor=1.0, decay="cosine")
+    assert [optim.rate_at(cosine, n, 2) for n in range(4)] == pytest.approx([2.0, 1.5, 1.0, 1.0])
+    constant = OptimiserRecipe(rate=2.0, decay="constant", warmup=4)
+    assert [optim.rate_at(constant, n, 9) for n in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+
+
+def made(seed: int = 0) -> list[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (name, torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)))
+        for name, shape in {"layers.0.W_mh": (3, 4), "b_out": (5,)}.items()
+    ]
+
+
+def gradients(step: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(step)
+    return [rng.normal(size=(3, 4)), rng.normal(size=5) * 10]
+
+
+def give(named: list[tuple[str, Tensor]], step: int) -> None:
+    for (_, tensor), gradient in zip(named, gradients(step), strict=True):
+        tensor.grad = torch.from_numpy(gradient)
+
+
+def test_normalised_rmsprop_is_the_papers() -> None:
+    named = made()
+    rate = torch.tensor(0.0, dtype=torch.float64)
+    recipe = OptimiserRecipe(name="rmsprop-normalised", beta2=0.9, epsilon=1e-6)
+    optimiser = optim.build(recipe, named, rate)
+    p = np.concatenate([t.detach().numpy().ravel().copy() for _, t in named])
+    ms = np.zeros(17)
+    for j in range(1, 16):
+        length = 3.0 * 0.9999**j
+        g = np.concatenate([x.ravel() for x in gradients(j)])
+        decay = 1 - 1 / j if j < 10 else 0.9
+        ms = decay * ms + (1 - decay) * g * g
+        v = g / (np.sqrt(ms) + 1e-6)
+        v *= length / np.sqrt((v * v).sum())
+        p -= v
+        rate.fill_(length)
+        give(named, j)
+        before = torch.cat([t.detach().ravel() for _, t in named])
+        optimiser.step()
+        after = torch.cat([t.detach().ravel() for _, t in named])
+        assert float((after - before).norm()) == pytest.approx(length, rel=1e-12)
+        np.testing.assert_allclose(after.numpy(), p, rtol=0, atol=1e-6)
+
+
+def test_normalised_rmsprop_and_no_gradient() -> None:
+    named = made()
+    optimiser = optim.build(
+        OptimiserRecipe(name="rmsprop-normalised", beta2=0.9, epsilon=1e-6), named, torch.tensor(5.0)
+    )
+    for _, tensor in named:
+        tensor.grad = torch.zeros_like(tensor)
+    optimiser.step()
+    assert torch.equal(named[0][1], made()[0][1])
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam(name: str) -> None:
+    named = made()
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    recipe = OptimiserRecipe(name=name, beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=0.2)
+    optimiser = optim.build(recipe, named, rate)
+    theirs = [t.detach().numpy().copy() for _, t in named]
+    m, v = [np.zeros_like(t) for t in theirs], [np.zeros_like(t) for t in theirs]
+    for j in range(1, 6):
+        rate.fill_(0.1 / j)  # the tensor is read anew at each update
+        give(named, j)
+        optimiser.step()
+        for k, g in enumerate(gradients(j)):
+            decay = 0.2 if theirs[k].ndim == 2 else 0.0
+            if name == "adam":
+                g = g + decay * theirs[k]
+            else:
+                theirs[k] *= 1 - 0.1 / j * decay
+            m[k] = 0.8 * m[k] + 0.2 * g
+            v[k] = 0.95 * v[k] + 0.05 * g * g
+            theirs[k] -= 0.1 / j * (m[k] / (1 - 0.8**j)) / (np.sqrt(v[k] / (1 - 0.95**j)) + 1e-3)
+    for (_, ours), other in zip(named, theirs, strict=True):
+        np.testing.assert_allclose(ours.detach().numpy(), other, rtol=0, atol=1e-6)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    named = made()
+    named[1][1].requires_grad_(False)
+    optimiser = optim.build(OptimiserRecipe(), named, torch.tensor(0.1))
+    assert [len(group["params"]) for group in optimiser.param_groups] == [1]
+
+
+def test_clipping() -> None:
+    named = made()
+    give(named, 1)
+    tensors = [t for _, t in named]
+    norm = math.sqrt(sum(float((g * g).sum()) for g in gradients(1)))
+    assert float(optim.clip(tensors, 0.0)) == pytest.approx(norm)
+    assert float(optim.clip(tensors, norm * 2)) == pytest.approx(norm)
+    np.testing.assert_array_equal(named[0][1].grad.numpy(), gradients(1)[0])
+    assert float(optim.clip(tensors, norm / 4)) == pytest.approx(norm)
+    np.testing.assert_allclose(named[0][1].grad.numpy(), gradients(1)[0] / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop-normalised"])
+def test_state_put_back_goes_on_as_before(name: str) -> None:
+    recipe = OptimiserRecipe(name=name, beta2=0.9)
+    named, rate = made(), torch.tensor(0.1)
+    optimiser = optim.build(recipe, named, rate)
+    for j in range(1, 4):
+        give(named, j)
+        optimiser.step()
+    kept = {key: t.clone() for key, t in optim.state_tensors(optimiser, named).items()}
+    others = [(key, torch.nn.Parameter(t.detach().clone())) for key, t in named]
+    again = optim.build(recipe, others, rate)
+    optim.load_state_tensors(again, others, kept)
+    for each, into in ((optimiser, named), (again, others)):
+        give(into, 4)
+        each.step()
+    for (_, a), (_, b) in zip(named, others, strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mulstm.data import Alphabet
+from mulstm.nn.model import LanguageModel
+from mulstm.predict import Predictor
+from mulstm.recipe import CELLS, ModelRecipe
+
+ALPHABET = Alphabet(b"abcdefg ")
+X = np.random.default_rng(1).integers(8, size=(3, 20))
+
+
+def made(cell: str = "mlstm", **more: object) -> LanguageModel:
+    torch.manual_seed(2)
+    return LanguageModel(ModelRecipe(cell=cell, hidden=7, **more), 8)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_steps_equal_the_whole(cell: str) -> None:
+    model = made(cell, embedding=4, weight_norm=True)
+    predictor = Predictor(model, ALPHABET, lanes=3)
+    with torch.no_grad():
+        expected = torch.log_softmax(model(torch.from_numpy(X))[0].double(), dim=-1)
+    for t in range(X.shape[1]):
+        predictor.feed(X[:, t])
+        got = predictor.log_probs()
+        assert got.dtype == torch.float64
+        torch.testing.assert_close(got, expected[:, t], rtol=0, atol=1e-5)
+
+
+def test_several_symbols_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, all_at_once, pieces = (Predictor(made(), ALPHABET, lanes=3) for _ in range(3))
+    for t in range(X.shape[1]):
+        one.feed(torch.from_numpy(X[:, t]))
+    all_at_once.feed(X)
+    monkeypatch.setattr("mulstm.predict.LONGEST", 6)
+    pieces.feed(X)
+    for other in (all_at_once, pieces):
+        torch.testing.assert_close(other.log_probs(), one.log_probs(), rtol=0, atol=1e-6)
+
+
+def test_before_the_first_symbol_and_after_reset() -> None:
+    predictor = Predictor(made(), ALPHABET, lanes=2)
+    torch.testing.assert_close(predictor.log_probs().exp(), torch.full((2, 8), 0.125).double())
+    predictor.feed_text(b"abba")
+    once = predictor.log_probs()
+    predictor.reset()
+    torch.testing.assert_close(predictor.log_probs().exp(), torch.full((2, 8), 0.125).double())
+    predictor.feed_text(b"")
+    predictor.feed_text(b"abba")
+    assert torch.equal(predictor.log_probs(), once)
+
+
+def test_the_model_is_a_copy() -> None:
+    model = made()
+    predictor = Predictor(model, ALPHABET)
+    predictor.feed_text(b"abc")
+    before = predictor.log_probs()
+    with torch.no_grad():
+        model.W_out.zero_()
+    predictor.reset()
+    predictor.feed_text(b"abc")
+    assert torch.equal(predictor.log_probs(), before)
+
+
+def test_symbols_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="3 lanes"):
+        Predictor(made(), ALPHABET, lanes=3).feed(np.array([1, 2]))

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mulstm.data import Alphabet
+from mulstm.errors import MulstmError
+from mulstm.nn.model import LanguageModel
+from mulstm.predict import Predictor
+from mulstm.recipe import ModelRecipe
+from mulstm.sample import Sampling, Utf8Stream, draw, filtered, opening, sample
+
+ALPHABET = Alphabet(b"\nabcdefg ")
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    torch.manual_seed(2)
+    made = LanguageModel(ModelRecipe(hidden=7), 9)
+    with torch.no_grad():
+        made.W_out *= 4
+    return made
+
+
+def texts(model: LanguageModel, prompt: bytes = b"", streams: int = 1, **how: object) -> list[bytes]:
+    rows = list(sample(model, ALPHABET, prompt, Sampling(**how), streams))
+    return [b"".join(row[i] for row in rows) for i in range(streams)]
+
+
+def test_the_same_seed_draws_the_same_text(model: LanguageModel) -> None:
+    assert texts(model, length=60) == texts(model, length=60)
+    assert texts(model, length=60) != texts(model, length=60, seed=2)
+    assert len(texts(model, length=60)[0]) == 60
+    assert texts(model, length=0) == [b""]
+
+
+def test_streams_do_not_depend_on_their_neighbours(model: LanguageModel) -> None:
+    three = texts(model, b"abc", streams=3, length=40)
+    assert len(set(three)) == 3
+    assert texts(model, b"abc", length=40) == three[:1]
+
+
+def test_the_likeliest(model: LanguageModel) -> None:
+    predictor = Predictor(model, ALPHABET)
+    predictor.feed_text(b"ab")
+    expected = b""
+    for _ in range(20):
+        symbol = predictor.log_probs().argmax(dim=-1)
+        expected += ALPHABET.decode(symbol.numpy())
+        predictor.feed(symbol)
+    assert texts(model, b"ab", length=20, temperature=0) == [expected]
+    assert texts(model, b"ab", length=20, top_k=1) == [expected]
+    assert texts(model, b"ab", length=20, top_p=1e-9) == [expected]
+
+
+def test_a_prompt_changes_what_follows(model: LanguageModel) -> None:
+    assert texts(model, b"a", length=30, temperature=0) != texts(model, b"fgfgfg", length=30, temperature=0)
+
+
+def test_stop(model: LanguageModel) -> None:
+    endless = texts(model, b"abc", streams=3, length=300)
+    stopped = texts(model, b"abc", streams=3, length=300, stop=b"a")
+    for whole, cut in zip(endless, stopped, strict=True):
+        assert b"a" in whole
+        assert cut == whole[: whole.index(b"a") + 1]
+
+
+LOG_PROBS = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.05, 0.1, 0.15, 0.7]], dtype=torch.float64).log()
+
+
+@pytest.mark.parametrize(
+    ("how", "rows"),
+    [
+        (Sampling(), [[0.4, 0.3, 0.2, 0.1], [0.05, 0.1, 0.15, 0.7]]),
+        (Sampling(top_k=2), [[4 / 7, 3 / 7, 0, 0], [0, 0, 3 / 17, 14 / 17]]),
+        (Sampling(top_k=99), [[0.4, 0.3, 0.2, 0.1], [0.05, 0.1, 0.15, 0.7]]),
+        (Sampling(top_p=0.6), [[4 / 7, 3 / 7, 0, 0], [0, 0, 0, 1]]),
+        (Sampling(top_p=0.75, top_k=3), [[4 / 7, 3 / 7, 0, 0], [0, 0, 0, 1]]),
+        (
+            Sampling(temperature=0.5),
+            [[16 / 30, 9 / 30, 4 / 30, 1 / 30], [1 / 210, 4 / 210, 9 / 210, 196 / 210]],
+        ),
+        (Sampling(temperature=0), [[1, 0, 0, 0], [0, 0, 0, 1]]),
+    ],
+)
+def test_filters(how: Sampling, rows: list[list[float]]) -> None:
+    got = filtered(LOG_PROBS, how)
+    np.testing.assert_allclose(got.sum(axis=1), 1)
+    np.testing.assert_allclose(got, rows, atol=1e-12)
+
+
+def test_draws_follow_the_weights() -> None:
+    die = np.random.default_rng(0)
+    weights = np.array([0.0, 0.25, 0.0, 0.75, 0.0])
+    counts = np.bincount([draw(weights, die) for _ in range(4000)], minlength=5) / 4000
+    np.testing.assert_allclose(counts, weights, atol=0.03)
+    assert counts[[0, 2, 4]].tolist() == [0, 0, 0]
+
+
+class Highest:
+    """A die that always shows its largest number."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+def test_a_symbol_without_weight_is_never_drawn() -> None:
+    assert draw(np.array([0.5, 0.5, 0.0]), Highest()) == 1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"length": -1},
+    ],
+)
+def test_impossible_values(model: LanguageModel, how: dict[str, float]) -> None:
+    with pytest.raises(MulstmError, match=r"\. Give"):
+        texts(model, **how)
+
+
+def test_no_streams(model: LanguageModel) -> None:
+    with pytest.raises(MulstmError, match="0 streams"):
+        list(sample(model, ALPHABET, b"", Sampling(), 0))
+
+
+def test_opening() -> None:
+    assert opening(ALPHABET) == b"\n"
+    assert opening(Alphabet(b"ab ")) == b" "
+    assert opening(Alphabet(b"ba")) == b"b"
+
+
+def test_characters_are_written_whole() -> None:
+    text = "naïve — 漢字 🙂"
+    stream = Utf8Stream()
+    pieces = [stream.feed(bytes([byte])) for byte in text.encode()]
+    assert "".join(pieces) == text
+    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
+    assert stream.close() == ""
+
+
+def test_bytes_that_are_no_characters() -> None:
+    stream = Utf8Stream()
+    assert stream.feed(b"a\xffb") == "a\N{REPLACEMENT CHARACTER}b"
+    assert stream.feed("漢".encode()[:2]) == ""
+    assert stream.close() == "\N{REPLACEMENT CHARACTER}"

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mulstm.nn.model import LanguageModel
+from mulstm.parallel import Share
+from mulstm.recipe import Recipe
+from mulstm.update import Update, make
+
+N = 20
+
+
+def rms(a: Tensor, b: Tensor) -> float:
+    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
+
+
+def chunk(k: int, lanes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(k)
+    symbols = rng.integers(N, size=(lanes, 11))
+    return symbols[:, :-1], symbols[:, 1:]
+
+
+def fresh(recipe: Recipe, share: Share | None = None) -> Update:
+    model = LanguageModel(recipe.model, N, init=None)
+    model.initialise(recipe.init, torch.Generator().manual_seed(7))
+    return make(model.train(), recipe, torch.Generator().manual_seed(3), share)
+
+
+@pytest.fixture
+def plain(tiny: Callable[..., Recipe]) -> Recipe:
+    recipe = tiny("dropout.hidden=0", "dropout.embedding=0", "optimiser.clip=0.5")
+    return replace(recipe, model=replace(recipe.model, hidden=9))
+
+
+def test_updates_equal_a_plain_loop(plain: Recipe) -> None:
+    update = fresh(plain)
+    other = fresh(plain).model
+    other.backend = "reference"
+    adam = torch.optim.Adam(other.parameters(), lr=0.01)
+    state = None
+    for k in range(4):
+        x, y = chunk(k)
+        loss = update(x, y, rate=0.01)
+        adam.zero_grad()
+        logits, state = other(torch.from_numpy(x), state)
+        state = tuple(s._replace(h=s.h.detach(), c=s.c.detach()) for s in state)
+        expected = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(y).flatten())
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        adam.step()
+        assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+    for ours, theirs in zip(update.model.parameters(), other.parameters(), strict=True):
+        assert rms(ours, theirs) < 1e-4
+    for ours, theirs in zip(update.state, state, strict=True):
+        assert rms(ours.h, theirs.h) < 1e-4
+        assert rms(ours.c, theirs.c) < 1e-4
+
+
+def test_totals_are_summed_on_the_device(plain: Recipe) -> None:
+    update = fresh(plain)
+    losses = [float(update(*chunk(k), rate=0.01)) for k in range(3)]
+    assert float(update.totals[0]) == pytest.approx(sum(losses))
+    assert float(update.totals[1]) > 0
+
+
+def test_refresh_runs_the_chunk_again_with_the_new_weights(plain: Recipe) -> None:
+    update = fresh(replace(plain, train=replace(plain.train, refresh=True)))
+    update(*chunk(0), rate=0.1)
+    with torch.no_grad():
+        _, state = update.model(torch.from_numpy(chunk(0)[0]))
+    assert torch.equal(update.state[0].h, state[0].h)
+    without = fresh(plain)
+    without(*chunk(0), rate=0.1)
+    assert rms(without.state[0].h, state[0].h) > 1e-3
+
+
+def test_clear(plain: Recipe) -> None:
+    update = fresh(plain)
+    update(*chunk(0), rate=0.1)
+    update.clear()
+    assert not update.state[0].h.any()
+    assert not update.state[0].c.any()
+
+
+def test_dropped_states(plain: Recipe) -> None:
+    dropping = fresh(replace(plain, train=replace(plain.train, drop_state=0.999999)))
+    clearing = fresh(plain)
+    for k in range(3):
+        clearing.clear()
+        assert torch.equal(dropping(*chunk(k), rate=0.1), clearing(*chunk(k), rate=0.1))
+    some = fresh(replace(plain, train=replace(plain.train, drop_state=0.5)))
+    some(*chunk(0), rate=0.1)
+    kept = [bool(row.any()) for row in torch.cat([some._surviving()[0].h for _ in range(8)])]
+    assert 8 <= sum(kept) <= 24
+
+
+def test_average(plain: Recipe) -> None:
+    update = fresh(replace(plain, train=replace(plain.train, ema=0.9)))
+    assert update.averaged is not None
+    mean = None
+    for k, blend in enumerate([1.0, 1.0, 0.25, 0.25]):
+        update(*chunk(k), rate=0.1, blend=blend)
+        now = update.model.W_out.detach().clone()
+        mean = now if blend == 1.0 else 0.75 * mean + 0.25 * now
+    assert rms(update.averaged.W_out, mean) < 1e-6
+    assert rms(update.averaged.W_out, now) > 1e-3
+
+
+def test_the_same_generator_draws_the_same_masks(tiny: Callable[..., Recipe]) -> None:
+    recipe = tiny("dropout.hidden=0.5", "dropout.embedding=0.5")
+    one, two = fresh(recipe), fresh(recipe)
+    for k in range(2):
+        assert torch.equal(one(*chunk(k), rate=0.1), two(*chunk(k), rate=0.1))
+    two.generator.manual_seed(9)
+    assert not torch.equal(one(*chunk(2), rate=0.1), two(*chunk(2), rate=0.1))
+
+
+class Apart(Share):
+    """A share whose gradients stay apart, to be added up by the test."""
+
+    def sum(self, tensors: Iterable[Tensor | None]) -> None:
+        list(tensors)
+
+
+def test_shares_of_the_lanes_add_up(tiny: Callable[..., Recipe]) -> None:
+    recipe = tiny(
+        "dropout.hidden=0.4",
+        "dropout.embedding=0.3",
+        "dropout.output=0.2",
+        "train.drop_state=0.4",
+        "optimiser.clip=0",
+    )
+    recipe = replace(recipe, dropout=replace(recipe.dropout, weights=0.1))
+    whole = fresh(recipe)
+    shares = [fresh(recipe, Apart(rank, 2)) for rank in range(2)]
+    for state in (u.state[0] for u in (whole, *shares)):
+        state.h.fill_(0.3)
+        state.c.fill_(0.2)
+    whole(*chunk(0), rate=0.0)
+    losses = [float(share(*chunk(0), rate=0.0)) for share in shares]
+    assert sum(losses) / 2 == pytest.approx(float(whole.loss), rel=1e-5)
+    for k, parameter in enumerate(whole.parameters):
+        both = shares[0].parameters[k].grad + shares[1].parameters[k].grad
+        assert rms(both, parameter.grad) < 1e-5
+    assert torch.allclose(torch.cat([s.state[0].h for s in shares]), whole.state[0].h, atol=1e-6)
+
+
+def test_bf16_keeps_float32_weights(plain: Recipe) -> None:
+    model = LanguageModel(plain.model, N)
+    model.precision = "bf16"
+    update = make(model.train(), plain, torch.Generator().manual_seed(3))
+    first = float(update(*chunk(0), rate=0.05))
+    for _ in range(10):
+        update(*chunk(0), rate=0.05)
+    assert float(update.loss) < first
+    assert update.state[0].h.dtype == torch.bfloat16
+    assert update.state[0].c.dtype == torch.float32
+    assert all(p.dtype == torch.float32 for p in update.parameters)
