@@ -28,14 +28,15 @@ class Plan:
     dm_fused: bool = False  # dm, da and dmx in one kernel; no split
     dh_fused: bool = False  # dh and the cell's backward in one kernel; no split
     pdl: bool = True  # programmatic dependent launch
+    lanes: int = 0  # > 0: one launch for the whole chunk, so many lanes a group (triton_small)
 
 
 PLAIN = Plan()
 
 
 def padded(H: int) -> int:
-    """The width the kernels work at: a multiple of 128, of 64 for small layers."""
-    step = 64 if H <= 1024 else 128
+    """The width the kernels work at: a multiple of 128, of 32 for small layers."""
+    step = 32 if H <= 512 else 128
     return -(-H // step) * step
 
 

@@ -78,7 +78,9 @@ def gates_product(
     inside = (b < B) & (u < H)
     wide = (b < B) & (n < 4 * H)
     at = b * H + u
-    x = tl.load(zx + b * stride_zx + n, mask=wide, other=0.0)
+    # A larger tile has no registers left to hold x through the product.
+    if BM * BN <= 16384:
+        x = tl.load(zx + b * stride_zx + n, mask=wide, other=0.0)
     if EARLY:
         old = tl.load(c_prev + at, mask=inside, other=0.0)
     keep = tl.load(mask + at, mask=inside, other=0.0) if HAS_MASK else 1.0
@@ -86,6 +88,8 @@ def gates_product(
     if not EARLY:
         old = tl.load(c_prev + at, mask=inside, other=0.0)
     acc = product(m, W_zm, row + tile, col, 0, H, BM, BN, BK, True)
+    if BM * BN > 16384:
+        x = tl.load(zx + b * stride_zx + n, mask=wide, other=0.0)
     acc += x.to(tl.float32)
     if SAVE:
         tl.store(z + b * (4 * H) + n, acc.to(z.dtype.element_ty), mask=wide)

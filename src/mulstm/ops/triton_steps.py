@@ -11,6 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mulstm.ops import triton_pointwise as pointwise
 from mulstm.ops import triton_products as products
+from mulstm.ops import triton_small as small
 from mulstm.ops.triton_plan import Plan, Tile
 
 UNITS = {"standard": 0, "initial": 1, "initial-text": 2, "tanh": 3}
@@ -111,14 +112,24 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     h[0].copy_(h_0)
     c[0].copy_(c_0)
     saved = Saved(h, c, z, a, m, r)
+    if plan.lanes:
+        grid, counters, failed, options = small.launch(H, B, plan.lanes, zx.device)
+        small.small_forward[grid](
+            mx, zx, W_mh, W_zm, mask, h, c, z, a, m, counters, failed,
+            0 if mx is None else mx.stride(1), zx.stride(1), T, B, H, small.SPINS,
+            UNIT=UNITS[unit], HAS_M=mx is not None, HAS_MASK=mask is not None, SAVE=save, **options,
+        )  # fmt: skip
+        return saved
     tile_m = plan.m
     tile_z = plan.gates if px is None and unit != "tanh" else None
     kernel_m = _m_step(chunk, saved, tile_m, save) if mx is not None else None
     kernel_z = _gates_step(chunk, saved, tile_z, save)
+    # The copies above stand between the first kernel of the loop and whatever made mx and zx: a kernel reads
+    # before its wait only what was written two kernels ago or earlier.
     for t in range(T):
         if kernel_m is not None:
-            kernel_m(t, plan.pdl and t > 0)
-        kernel_z(t, plan.pdl and (t > 0 or kernel_m is not None))
+            kernel_m(t, plan.pdl)
+        kernel_z(t, plan.pdl)
     return saved
 
 
@@ -202,6 +213,17 @@ def backward(
     da = torch.empty_like(a)
     dc = torch.zeros_like(c_0) if dc_T is None else dc_T.clone()
     db_h = None if b_h is None else torch.zeros(B, H, dtype=torch.float32, device=zx.device)
+    dh_rec, split = (torch.zeros_like(h_0) if dh_T is None else dh_T.contiguous()), 1
+    if plan.lanes:
+        grid, counters, failed, options = small.launch(H, B, plan.lanes, zx.device)
+        dh_0 = torch.empty_like(h_0)
+        sums = torch.empty(2 * grid[0] * options["K"] * options["L"], dtype=torch.float32, device=zx.device)
+        small.small_backward[grid](
+            dh, dh_rec, dc, mx, W_mh, W_zm, mask, c, z, a, dx, da, dh_0, sums, counters, failed,
+            0 if mx is None else mx.stride(1), dx.stride(1), T, B, H, small.SPINS,
+            UNIT=UNITS[unit], HAS_M=mx is not None, HAS_MASK=mask is not None, **options,
+        )  # fmt: skip
+        return Gradients(dx, dmx, dz, dr, da, dpx, dh_0, dc, db_h)
     work = _Pointwise(B, H)
     flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
 
@@ -216,8 +238,8 @@ def backward(
         )  # fmt: skip
 
     partial = _partial(dr, W_zm, plan.dm)
-    dh_rec, split = (torch.zeros_like(h_0) if dh_T is None else dh_T.contiguous()), 1
-    cell(T - 1, dh_rec, split, False)
+    # Likewise dc's copy stands between this and whatever made dh.
+    cell(T - 1, dh_rec, split, plan.pdl)
     if mx is None or W_mh is None or dmx is None:
         for t in range(T - 1, -1, -1):
             dh_rec, split = partial(t, plan.pdl)
