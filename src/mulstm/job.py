@@ -65,14 +65,17 @@ class Job:
 
     @property
     def is_log_due(self) -> bool:
-        """Whether the update just made is followed by a line of the log."""
+        """Whether the update just made is followed by a line of the log that has not been written yet."""
         n = self.progress.update
-        return n == self.total or n % max(1, self.total // LOG_LINES) == 0
+        if n == self.progress.logged:
+            return False
+        return n in (self.total, self.progress.validated) or n % max(1, self.total // LOG_LINES) == 0
 
 
 def build(
     recipe: Recipe,
     share: parallel.Share,
+    stack: contextlib.ExitStack,  # keeps the run's folder open, and closes it
     *,
     runs_dir: Path,
     path: Path | None,
@@ -93,6 +96,7 @@ def build(
     def take() -> float:
         nonlocal run
         run = runs.Run.create(recipe, root=runs_dir) if path is None else runs.Run.open(path)
+        stack.enter_context(run)
         return 0.0
 
     share.by_first(take)

@@ -58,10 +58,9 @@ def train(
                 console.note(f"{path} is complete: nothing is left to do.")
             return record, path
         job = jobs.build(
-            recipe, share, runs_dir=runs_dir, path=path, data_dir=data_dir, start_from=start_from
+            recipe, share, stack, runs_dir=runs_dir, path=path, data_dir=data_dir, start_from=start_from
         )
         if job.run is not None:
-            stack.enter_context(job.run)
             job.run.write_json("environment.json", runs.environment([job.hardware]))
             job.board = jobs.board(job.folder) if tensorboard else None
         stack.enter_context(_listening(job))
@@ -130,7 +129,8 @@ def attend(job: Job) -> None:
     """What falls due between two updates: validation, a line of the log, a checkpoint, a signal."""
     progress, n = job.progress, job.progress.update
     bits = validate(job) if job.is_validation_due else None
-    if n > progress.logged and (bits is not None or job.is_log_due):
+    # A validation that a signal ended is made, and logged, when the run goes on.
+    if job.is_log_due and not job.is_validation_due:
         log(job, bits)
     elif n > progress.logged:
         _show(job, progress.nats / (n - progress.logged))
