@@ -1,0 +1,233 @@
+"""How probable a model finds a text: one score a record, with losses, words and the next symbol if wanted."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mulstm import checkpoint
+from mulstm.checkpoint import Checkpoint
+from mulstm.convention import Convention
+from mulstm.errors import CheckpointError
+from mulstm.packing import LANES, Packed, Symbols, run
+from mulstm.records import Record
+from mulstm.units import bits
+
+__all__ = ["Score", "Word", "score", "scores", "total", "words"]
+
+SPACES = b" \t\n\r\v\f"
+
+
+@dataclass(frozen=True)
+class Score:
+    """The record's own symbols and its end, each predicted once."""
+
+    id: str
+    text: bytes  # what was predicted: the cleaned record and the byte that ends it, where a byte does
+    symbols: int
+    nats: float
+    protein: bool = False
+    losses: npt.NDArray[np.float64] | None = None  # nats of each symbol
+    following: list[tuple[str, float]] = field(default_factory=list)  # likeliest symbols after the record
+
+    @property
+    def bits_per_symbol(self) -> float:
+        return bits(self.nats) / self.symbols
+
+    @property
+    def perplexity(self) -> float:
+        """Of a symbol."""
+        return math.exp(min(self.nats / self.symbols, 700.0))
+
+    def as_dict(self) -> dict[str, Any]:
+        """One JSON object; texts add bytes, characters and words."""
+        plain: dict[str, Any] = {
+            "id": self.id,
+            "symbols": self.symbols,
+            "nats": self.nats,
+            "bits_per_symbol": self.bits_per_symbol,
+            "perplexity": self.perplexity,
+        }
+        if not self.protein:
+            characters = len(self.text.decode("utf-8", errors="replace"))
+            count = len(self.text.split())
+            plain |= {"bytes": len(self.text), "characters": characters, "words": count}
+            plain["bits_per_byte"] = bits(self.nats) / len(self.text) if self.text else None
+            plain["bits_per_character"] = bits(self.nats) / characters if characters else None
+            plain["bits_per_word"] = bits(self.nats) / count if count else None
+            plain["word_perplexity"] = math.exp(min(self.nats / count, 700.0)) if count else None
+        if self.losses is not None:
+            plain["losses"] = self.losses.tolist()
+        if self.following:
+            plain["next"] = [{"symbol": name, "probability": p} for name, p in self.following]
+        return plain
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word's nats: those of its bytes and of the one byte that ends it."""
+
+    text: bytes
+    start: int  # its first byte's place in the score's text
+    nats: float
+
+
+def words(score: Score) -> Iterator[Word]:
+    """The words of a score with losses: a byte model gives word probabilities without a vocabulary."""
+    if score.losses is None:
+        raise ValueError("words() needs a score with its losses")
+    sums = np.concatenate([[0.0], np.cumsum(score.losses)])
+    place, n = 0, len(score.text)
+    while place < n:
+        if score.text[place] in SPACES:
+            place += 1
+            continue
+        end = next((k for k in range(place, n) if score.text[k] in SPACES), n)
+        last = min(end + 1, n)
+        yield Word(score.text[place:end], place, float(sums[last] - sums[place]))
+        place = last
+
+
+def score(
+    model: Checkpoint | str | os.PathLike[str], sequences: str | bytes | Iterable[str | bytes], **how: Any
+) -> list[Score]:
+    """The scores of texts or proteins under the model's own convention, in the order given."""
+    loaded = model if isinstance(model, Checkpoint) else checkpoint.load(model)
+    texts = [sequences] if isinstance(sequences, (str, bytes)) else sequences
+    named = (
+        Record(str(k), text.encode() if isinstance(text, str) else text) for k, text in enumerate(texts, 1)
+    )
+    return list(scores(loaded, named, **how))
+
+
+def scores(
+    loaded: Checkpoint,
+    records: Iterable[Record],
+    *,
+    lanes: int = LANES,
+    losses: bool = False,
+    following: int = 0,
+) -> Iterator[Score]:
+    """Scores of a stream of records, in its order."""
+    source = loaded.meta.get("source") or {}
+    if not source.get("head", True):
+        raise CheckpointError(
+            "This model was imported without its output layer, so it cannot predict. "
+            "Import the file of a language model, or use embed."
+        )
+    convention = Convention.of(loaded.alphabet, source)
+    ready: dict[int, Score] = {}
+    place = 0
+    for index, done in _unordered(loaded, convention, records, lanes, losses, following):
+        ready[index] = done
+        while place in ready:
+            yield ready.pop(place)
+            place += 1
+
+
+@dataclass
+class _Open:
+    """A record that is being read."""
+
+    id: str
+    text: bytes
+    targets: Symbols
+    nats: float = 0.0
+    losses: list[npt.NDArray[np.float64]] = field(default_factory=list)
+
+
+def _unordered(
+    loaded: Checkpoint,
+    convention: Convention,
+    records: Iterable[Record],
+    lanes: int,
+    losses: bool,
+    following: int,
+) -> Iterator[tuple[int, Score]]:
+    model = loaded.model.eval()
+    reading: dict[int, _Open] = {}
+
+    def read() -> Iterator[Symbols]:
+        for index, record in enumerate(records):
+            x, targets = convention.scored(record.text, record.id)
+            counted = targets[targets >= 0]
+            reading[index] = _Open(record.id, convention.alphabet.decode(counted), targets)
+            yield x
+
+    for packed, logits, _ in run(model, model, read(), lanes=lanes):
+        log_p = torch.log_softmax(logits.double(), dim=-1)
+        nats = _picked(packed, log_p, reading)
+        for lane, index in enumerate(packed.record):
+            piece = nats[lane][np.isfinite(nats[lane])]
+            reading[index].nats += float(piece.sum())
+            if losses:
+                reading[index].losses.append(piece)
+        for lane in packed.ended:
+            done = reading.pop(packed.record[lane])
+            yield (
+                packed.record[lane],
+                Score(
+                    done.id,
+                    done.text,
+                    int((done.targets >= 0).sum()),
+                    done.nats,
+                    convention.name == "protein",
+                    np.concatenate(done.losses) if losses else None,
+                    _likeliest(log_p[lane, -1], convention, following),
+                ),
+            )
+
+
+def _picked(packed: Packed, log_p: Tensor, reading: dict[int, _Open]) -> npt.NDArray[np.float64]:
+    """(B, T): nats of the targets; NaN where there is none."""
+    B, T = packed.x.shape
+    y = np.full((B, T), -1, dtype=np.int64)
+    for lane, (index, start) in enumerate(zip(packed.record, packed.start.tolist(), strict=True)):
+        y[lane, max(0, -start) :] = reading[index].targets[max(0, start) : start + T]
+    places = torch.from_numpy(np.maximum(y, 0)).to(log_p.device)
+    picked = log_p.gather(-1, places.unsqueeze(-1)).squeeze(-1).cpu().numpy()
+    return np.where(y >= 0, -picked, np.nan)
+
+
+def _likeliest(log_p: Tensor, convention: Convention, count: int) -> list[tuple[str, float]]:
+    if not count:
+        return []
+    top = log_p.topk(min(count, log_p.shape[0]))
+    named = [symbol_name(convention, int(symbol)) for symbol in top.indices]
+    return list(zip(named, top.values.exp().tolist(), strict=True))
+
+
+def symbol_name(convention: Convention, symbol: int) -> str:
+    """How a symbol is shown: its character, or its special name in angle brackets."""
+    specials = convention.alphabet.specials
+    ordinary = convention.alphabet.size - len(specials)
+    if symbol >= ordinary:
+        return f"<{specials[symbol - ordinary]}>"
+    byte = convention.alphabet.decode([symbol])
+    return byte.decode("ascii") if byte.isascii() else f"0x{byte.hex()}"
+
+
+def total(parts: Iterable[Score]) -> dict[str, Any]:
+    """All records together, as one object without an id."""
+    nats = symbols = length = characters = count = records = 0.0
+    for part in parts:
+        records, nats, symbols = records + 1, nats + part.nats, symbols + part.symbols
+        if not part.protein:
+            length += len(part.text)
+            characters += len(part.text.decode("utf-8", errors="replace"))
+            count += len(part.text.split())
+    whole: dict[str, Any] = {"records": int(records), "symbols": int(symbols), "nats": nats}
+    if symbols:
+        whole |= {"bits_per_symbol": bits(nats) / symbols, "perplexity": math.exp(min(nats / symbols, 700.0))}
+    if count:
+        whole |= {"bits_per_byte": bits(nats) / length, "bits_per_character": bits(nats) / characters}
+        whole |= {"words": int(count), "word_perplexity": math.exp(min(nats / count, 700.0))}
+    return whole
