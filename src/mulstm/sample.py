@@ -47,17 +47,22 @@ def sample(
     prompt: bytes = b"",
     sampling: Sampling | None = None,
     streams: int = 1,
+    predictor: Predictor | None = None,  # another one than the plain one of that many lanes
 ) -> Iterator[list[bytes]]:
     """Yields, for each symbol drawn, one piece of bytes a stream; a stream that has ended yields b"".
 
-    Stream i of a seed is the same however many streams run beside it, up to rounding.
+    Stream i of a seed is the same however many streams run beside it, up to rounding. An alphabet with
+    start and stop symbols begins with the one and ends a stream at the other.
     """
     how = sampling or Sampling()
     how.check()
     if streams < 1:
         raise MulstmError(f"{streams} streams cannot be drawn. Give 1 or more.")
-    predictor = Predictor(model, alphabet, streams)
-    predictor.feed_text(prompt or opening(alphabet))
+    predictor = predictor or Predictor(model, alphabet, streams)
+    start, last = alphabet.special("start"), alphabet.special("stop")
+    if start is not None:
+        predictor.feed(np.full(streams, start))
+    predictor.feed_text(prompt if prompt or start is not None else opening(alphabet))
     dice = [np.random.default_rng([how.seed, i]) for i in range(streams)]
     tails = [b""] * streams
     ended = [False] * streams
@@ -69,8 +74,10 @@ def sample(
         if how.stop:
             tails = [(tail + piece)[-len(how.stop) :] for tail, piece in zip(tails, pieces, strict=True)]
             ended = [over or tail == how.stop for over, tail in zip(ended, tails, strict=True)]
-            if all(ended):
-                return
+        if last is not None:
+            ended = [over or symbol == last for over, symbol in zip(ended, symbols.tolist(), strict=True)]
+        if all(ended):
+            return
         predictor.feed(symbols)
 
 
