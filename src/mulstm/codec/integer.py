@@ -1,0 +1,222 @@
+"""The integer network as data: what a decoder must be given, in one file with one fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import CheckpointError, MulstmError
+
+KIND = "integer model"
+ARITHMETIC = 1  # changes when the same file would give other tables
+CELLS = ("mlstm", "lstm", "milstm", "mrnn", "rnn")
+UNITS = ("standard", "initial", "initial-text", "tanh")
+WIDEST = 1 << 14  # sums of that many products of int8 numbers leave room for the multiplications after them
+SHIFT = 24  # every multiplier R counts 2**-24
+MOST_E_M = 16
+ACT_BITS = 14  # h counts 2**-14
+ACT_MOST = (1 << ACT_BITS) - 1
+
+Int8 = NDArray[np.int8]
+Int16 = NDArray[np.int16]
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class IntegerLayer:
+    """One layer; what a cell or a place in the stack does not have is None. Rows of tables: symbols, or one."""
+
+    zx: Int16  # (N or 1, Z)  W_zx x + b, counting 2**-10
+    W_zm: Int8  # (Z, H)
+    R_zm: Int32  # (Z)         what a sum of W_zm counts, times 2**24
+    mx: Int16 | None = None  # (N or 1, H)  the factor of a_t = W_mh h, scaled for each unit
+    e_m: NDArray[np.uint8] | None = None  # (H)  left shift of that factor
+    W_mh: Int8 | None = None  # (H, H)
+    W_ml: Int8 | None = None  # (H, H)      from the layer below
+    R_ml: Int32 | None = None  # (H)
+    W_zl: Int8 | None = None  # (Z, H)      from the layer below
+    R_zl: Int32 | None = None  # (Z)
+    px: Int16 | None = None  # (N, Z)       MI-LSTM's factor, counting 2**-12
+    b_h: Int32 | None = None  # (H)         inside the last tanh, counting 2**-16
+
+
+@dataclass(frozen=True)
+class IntegerModel:
+    """An integer network. Two of the same fingerprint give the same tables, on every machine."""
+
+    cell: str
+    unit: str
+    hidden: int
+    skip: bool  # the output layer sees every layer
+    alphabet: Alphabet
+    layers: tuple[IntegerLayer, ...]
+    W_out: Int8  # (N, H), with skip wiring (N, layers * H)
+    R_out: Int32  # (N)
+    b_out: Int32  # (N)  counting 2**-10 bits
+    parent: str  # fingerprint of the checkpoint it was made from
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """All arrays by name, as in the file."""
+        named: dict[str, NDArray[Any]] = {"W_out": self.W_out, "R_out": self.R_out, "b_out": self.b_out}
+        for k, layer in enumerate(self.layers):
+            for field in fields(layer):
+                value = getattr(layer, field.name)
+                if value is not None:
+                    named[f"layers.{k}.{field.name}"] = value
+        return named
+
+    def facts(self) -> dict[str, Any]:
+        """What decides the computation beside the arrays."""
+        return {
+            "arithmetic": ARITHMETIC,
+            "cell": self.cell,
+            "unit": self.unit,
+            "hidden": self.hidden,
+            "skip": self.skip,
+            "layers": len(self.layers),
+            "alphabet": self.alphabet.to_json(),
+        }
+
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes: SHA-256 of the facts and the arrays; not of the parent, which computes nothing."""
+        digest = hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode())
+        named = self.tensors()
+        for name in sorted(named):
+            array = np.ascontiguousarray(named[name])
+            digest.update(f"\n{name} {array.dtype.name} {array.shape}\n".encode())
+            digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        return digest.digest()
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers the arrays hold."""
+        return sum(array.size for array in self.tensors().values())
+
+
+def save(path: Path, model: IntegerModel, more: dict[str, Any] | None = None) -> None:
+    """One safetensors file; `more` is kept beside the facts and computes nothing."""
+    import torch
+
+    from mulstm import checkpoint
+
+    meta = {
+        "format": checkpoint.FORMAT,
+        "kind": KIND,
+        "facts": model.facts(),
+        "parent": model.parent,
+        "fingerprint": model.fingerprint.hex(),
+        "more": more or {},
+    }
+    arrays = {name: torch.from_numpy(np.array(array)) for name, array in model.tensors().items()}
+    checkpoint.write_tensors(path, arrays, meta)
+
+
+def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
+    """The model of such a file and what was kept beside it; every array is checked before it is used."""
+    from mulstm import checkpoint
+
+    tensors, meta = checkpoint.read_tensors(path, KIND)
+    try:
+        facts = meta["facts"]
+        if facts["arithmetic"] != ARITHMETIC:
+            raise CheckpointError(
+                f"{path} is made for arithmetic {facts['arithmetic']} and this version computes arithmetic "
+                f"{ARITHMETIC}. Use the version of mulstm that wrote it, or quantize the checkpoint again."
+            )
+        model = _assemble(facts, {n: t.numpy() for n, t in tensors.items()}, str(meta["parent"]))
+        stated = str(meta["fingerprint"])
+    except (KeyError, TypeError, ValueError) as fault:
+        raise CheckpointError(
+            f"The description inside {path} cannot be read ({fault}). Take another copy, or quantize again."
+        ) from fault
+    if model.fingerprint.hex() != stated:
+        raise CheckpointError(
+            f"The contents of {path} do not match the fingerprint written with them: it was changed or damaged. "
+            "Take another copy of the file, or quantize the checkpoint again."
+        )
+    return model, dict(meta.get("more", {}))
+
+
+def _assemble(facts: dict[str, Any], named: dict[str, NDArray[Any]], parent: str) -> IntegerModel:
+    try:
+        alphabet = Alphabet.from_json(facts["alphabet"])
+    except MulstmError as fault:
+        raise ValueError(str(fault)) from fault
+    layers = []
+    for k in range(int(facts["layers"])):
+        prefix = f"layers.{k}."
+        layers.append(
+            IntegerLayer(**{n.removeprefix(prefix): a for n, a in named.items() if n.startswith(prefix)})
+        )
+    model = IntegerModel(
+        cell=str(facts["cell"]),
+        unit=str(facts["unit"]),
+        hidden=int(facts["hidden"]),
+        skip=bool(facts["skip"]),
+        alphabet=alphabet,
+        layers=tuple(layers),
+        W_out=named["W_out"],
+        R_out=named["R_out"],
+        b_out=named["b_out"],
+        parent=parent,
+    )
+    if model.tensors().keys() != named.keys():
+        raise ValueError(f"unknown arrays {sorted(named.keys() - model.tensors().keys())[:3]}")
+    check(model)
+    return model
+
+
+def check(model: IntegerModel) -> None:
+    """Raises ValueError unless every array has the shape, type and bounds the arithmetic counts on."""
+    H, N, L = model.hidden, model.alphabet.size, len(model.layers)
+    if model.cell not in CELLS or model.unit not in UNITS or not 1 <= H * (L if model.skip else 1) <= WIDEST:
+        raise ValueError(f"no integer arithmetic for cell {model.cell}, unit {model.unit}, hidden {H}")
+    Z = H if model.unit == "tanh" else 4 * H
+    _expect("W_out", model.W_out, np.int8, (N, H * (L if model.skip else 1)))
+    _expect("R_out", model.R_out, np.int32, (N,))
+    _expect("b_out", model.b_out, np.int32, (N,))
+    multiplicative = model.cell in ("mlstm", "mrnn")
+    for k, layer in enumerate(model.layers):
+        sees_symbol, sees_layer = k == 0 or model.skip, k > 0
+        rows = N if sees_symbol else 1
+        wanted: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "zx": (np.int16, (rows, Z)),
+            "W_zm": (np.int8, (Z, H)),
+            "R_zm": (np.int32, (Z,)),
+        }
+        if multiplicative:
+            wanted |= {"mx": (np.int16, (rows, H)), "e_m": (np.uint8, (H,)), "W_mh": (np.int8, (H, H))}
+        if sees_layer:
+            wanted |= {"W_zl": (np.int8, (Z, H)), "R_zl": (np.int32, (Z,))}
+        if sees_layer and multiplicative:
+            wanted |= {"W_ml": (np.int8, (H, H)), "R_ml": (np.int32, (H,))}
+        if model.cell == "milstm":
+            wanted["px"] = (np.int16, (rows, Z))
+        if model.unit == "initial":
+            wanted["b_h"] = (np.int32, (H,))
+        for field in fields(layer):
+            value = getattr(layer, field.name)
+            if (value is None) == (field.name in wanted):
+                raise ValueError(f"layers.{k}.{field.name} is {'missing' if value is None else 'not known'}")
+            if value is not None:
+                _expect(f"layers.{k}.{field.name}", value, *wanted[field.name])
+        if layer.e_m is not None and int(layer.e_m.max()) > MOST_E_M:
+            raise ValueError(f"layers.{k}.e_m is above {MOST_E_M}")
+    if model.cell == "milstm" and L > 1:
+        raise ValueError("an MI-LSTM of several layers has no integer arithmetic")
+
+
+def _expect(name: str, array: NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(f"{name} is {array.dtype}{array.shape} instead of {np.dtype(dtype)}{shape}")
+    # -128 has no opposite: without it the bounds of all sums are symmetric.
+    if dtype == np.int8 and array.size and int(array.min()) < -127:
+        raise ValueError(f"{name} holds -128")

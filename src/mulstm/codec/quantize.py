@@ -1,0 +1,169 @@
+"""From a trained model to an integer one: the same bytes on every machine, so that both sides may make it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mulstm.codec.fold import Float, FoldedLayer, fold, lengths
+from mulstm.codec.integer import ACT_BITS, ACT_MOST, MOST_E_M, SHIFT, IntegerLayer, IntegerModel, check
+from mulstm.codec.network import C_BITS, PX_BITS, Network, _Layer
+from mulstm.codec.tables import LOGIT_BITS, Z_BITS
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import BackendError
+from mulstm.recipe import ModelRecipe
+
+_H_UNIT = 2.0**-ACT_BITS
+_PLANE = 128.0  # a sum comes out divided by what the low plane counts
+_ROUNDS, _LANES, _STEPS = 2, 64, 128
+_ROOM = 4  # how far m may go past the largest value calibration saw
+
+
+def quantize(
+    weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe, alphabet: Alphabet, parent: str
+) -> IntegerModel:
+    """The integer model of a checkpoint's arrays. No text is needed: it calibrates on what it writes itself."""
+    _refuse(weights, recipe, alphabet)
+    layers = fold(weights, recipe)
+    out = (_float(weights["W_out"]), _float(weights["b_out"]) if recipe.output_bias else None)
+    units = [_first_guess(layer) for layer in layers]
+    model = _assemble(layers, units, out, recipe, alphabet, parent)
+    for _ in range(_ROUNDS if recipe.cell in ("mlstm", "mrnn") else 0):
+        for unit, peak in zip(units, _peaks(model), strict=True):
+            unit *= np.maximum(peak, 1) * (_ROOM / ACT_MOST)
+        model = _assemble(layers, units, out, recipe, alphabet, parent)
+    check(model)
+    return model
+
+
+def _refuse(weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe, alphabet: Alphabet) -> None:
+    if recipe.cell == "tensor-rnn" or (recipe.cell == "milstm" and recipe.layers > 1):
+        which = "several layers of milstm" if recipe.cell == "milstm" else "the tensor-rnn cell"
+        raise BackendError(
+            f"There is no integer arithmetic for {which}. Compress with an mlstm, lstm, mrnn or rnn model."
+        )
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise BackendError(
+                f"The weights {name} hold numbers that are not finite. Take a checkpoint from before that happened."
+            )
+
+
+def _first_guess(layer: FoldedLayer) -> Float:
+    """What m counts before anything is known: room for four times the length of each row."""
+    if layer.W_mh is None:
+        return np.full(layer.W_zm.shape[1], _H_UNIT)
+    return _reach(layer) * lengths(layer.W_mh) * (4.0 / ACT_MOST)
+
+
+def _reach(layer: FoldedLayer) -> Float:
+    """The most that the factor of a_t can be, for each unit."""
+    assert layer.mx is not None
+    reach: Float = np.abs(layer.mx).max(axis=0)
+    if layer.W_ml is not None:
+        for column in np.abs(layer.W_ml).T:
+            reach = reach + column  # |h| <= 1
+    return np.where(reach == 0, 1.0, reach)
+
+
+def _assemble(
+    layers: list[FoldedLayer],
+    units: list[Float],
+    out: tuple[Float, Float | None],
+    recipe: ModelRecipe,
+    alphabet: Alphabet,
+    parent: str,
+) -> IntegerModel:
+    W_out, s_out = _rows(out[0] * _H_UNIT)
+    bits = math.log2(math.e) * (1 << LOGIT_BITS)
+    b_out = np.zeros(len(W_out)) if out[1] is None else out[1]
+    return IntegerModel(
+        cell=recipe.cell,
+        unit="tanh" if recipe.cell in ("rnn", "mrnn") else recipe.unit,
+        hidden=recipe.hidden,
+        skip=recipe.skip,
+        alphabet=alphabet,
+        layers=tuple(_layer(layer, unit) for layer, unit in zip(layers, units, strict=True)),
+        W_out=W_out,
+        R_out=_multiplier(s_out * bits),
+        b_out=_whole(b_out * bits, np.int32),
+        parent=parent,
+    )
+
+
+def _layer(layer: FoldedLayer, unit: Float) -> IntegerLayer:
+    z = float(1 << Z_BITS)
+    W_zm, s_zm = _rows(layer.W_zm * unit)
+    more: dict[str, Any] = {}
+    if layer.W_zl is not None:
+        more["W_zl"], s_zl = _rows(layer.W_zl * _H_UNIT)
+        more["R_zl"] = _multiplier(s_zl * z)
+    if layer.W_mh is not None and layer.mx is not None:
+        more["W_mh"], s_mh = _rows(layer.W_mh * _H_UNIT)
+        # m = mx a: from what a sum of W_mh counts to what m counts.
+        gain = s_mh * _PLANE / unit * 2.0**SHIFT
+        _, e_m = np.frexp(_reach(layer) * gain / 32767)
+        e_m = np.clip(e_m, 0, MOST_E_M)
+        gain = gain / 2.0**e_m
+        more["e_m"], more["mx"] = e_m.astype(np.uint8), _whole(layer.mx * gain, np.int16)
+        if layer.W_ml is not None:
+            more["W_ml"], s_ml = _rows(layer.W_ml * _H_UNIT)
+            more["R_ml"] = _multiplier(s_ml * gain)
+    if layer.px is not None:
+        more["px"] = _whole(layer.px * (1 << PX_BITS), np.int16)
+    if layer.b_h is not None:
+        more["b_h"] = _whole(layer.b_h * (1 << C_BITS), np.int32)
+    return IntegerLayer(zx=_whole(layer.zx * z, np.int16), W_zm=W_zm, R_zm=_multiplier(s_zm * z), **more)
+
+
+def _rows(W: Float) -> tuple[NDArray[np.int8], Float]:
+    """W as int8, and what each row counts."""
+    scale = np.abs(W).max(axis=1) / 127
+    scale[scale == 0] = 1
+    return np.rint(W / scale[:, None]).astype(np.int8), scale
+
+
+def _multiplier(scale: Float) -> NDArray[np.int32]:
+    return _whole(scale * _PLANE * 2.0**SHIFT, np.int32)
+
+
+def _whole(values: Float, dtype: Any) -> NDArray[Any]:
+    most = np.iinfo(dtype).max
+    return np.rint(np.clip(values, -most, most)).astype(dtype)
+
+
+def _float(array: NDArray[Any]) -> Float:
+    return np.asarray(array, dtype=np.float64)
+
+
+class _Watched(Network):
+    """Remembers how far each unit of m went."""
+
+    def __init__(self, model: IntegerModel) -> None:
+        super().__init__(model)
+        self.peaks = {id(w): torch.zeros(model.hidden, dtype=torch.int64) for w in self.layers}
+
+    def factor(self, w: _Layer, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
+        m = super().factor(w, x, low, h)
+        torch.maximum(self.peaks[id(w)], m.abs().amax(dim=0), out=self.peaks[id(w)])
+        return m
+
+
+def _peaks(model: IntegerModel) -> list[Float]:
+    """The largest |m| of each unit while the integer model writes a text of its own."""
+    network = _Watched(model)
+    state = network.start(_LANES)
+    for t in range(_STEPS):
+        begins = network.shares(network.output(state))
+        # The draws are hash values: any machine, any version of numpy draws the same text.
+        draw = np.frombuffer(hashlib.shake_128(b"%d" % t).digest(4 * _LANES), "<u4") >> 8
+        x = (begins[:, 1:] <= torch.from_numpy(draw.astype(np.int32))[:, None]).sum(dim=1)
+        state = network.step(x, state)
+    return [network.peaks[id(w)].numpy().astype(np.float64) for w in network.layers]
