@@ -64,7 +64,7 @@ def gather_statistics(
 def kept_statistics(
     file: Path, model: LanguageModel, alphabet: Alphabet, split: Callable[[], Split], **how: int
 ) -> Statistics:
-    """Those kept in `file`, where they are of this very model and gathered in this way; else they are made."""
+    """Those kept in `file`, if they are of this very model and gathered in this way; else they are made."""
     wanted = {"model": fingerprint(model, alphabet), **how}
     if file.is_file():
         tensors, meta = read_tensors(file, "statistics")
