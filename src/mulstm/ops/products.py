@@ -1,0 +1,117 @@
+"""Products with a matrix that many steps share: packed once, then as fast as the machine allows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+PACK_FROM = 4  # uses after which packing has paid for itself
+_KEPT = "_mulstm_products"
+
+
+class Product(Protocol):
+    """x -> x W^T."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def plus(self, x: Tensor, add: Tensor) -> Tensor:
+        """add + x W^T."""
+        ...
+
+
+class Plain:
+    """What every device and type can do."""
+
+    def __init__(self, W: Tensor) -> None:
+        self.W_T = W.T
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.mm(x, self.W_T)
+
+    def plus(self, x: Tensor, add: Tensor) -> Tensor:
+        return torch.addmm(add, x, self.W_T)
+
+
+class Packed:
+    """oneDNN with the matrix in its own layout: a quarter faster than BLAS, and bf16 at full speed."""
+
+    def __init__(self, W: Tensor, lanes: int) -> None:
+        self.W = torch.ops.mkldnn._reorder_linear_weight(W, lanes)
+        self.linear: Any = torch.ops.mkldnn._linear_pointwise.default
+        self.linear_add: Any = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x, self.W, None, "none", [], "")
+        return y
+
+    def plus(self, x: Tensor, add: Tensor) -> Tensor:
+        y: Tensor = self.linear_add(x, add, self.W, None, "add")
+        return y
+
+
+class Split:
+    """One lane, float32, a matrix larger than the caches: as a batched product it is read by all threads
+    at the memory's speed; the matrix-vector routine of BLAS uses one thread and reaches half of that."""
+
+    def __init__(self, W: Tensor, parts: int) -> None:
+        self.W = W.view(parts, W.shape[0] // parts, W.shape[1])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.bmm(self.W, x.T.expand(self.W.shape[0], -1, 1)).view(1, -1)
+
+    def plus(self, x: Tensor, add: Tensor) -> Tensor:
+        return self(x).add_(add)
+
+
+def product(W: Tensor, lanes: int, uses: int) -> Product:
+    """The fastest product with W for so many lanes and uses."""
+    if W.device.type != "cpu" or W.dtype == torch.float64:
+        return Plain(W)
+    kept: dict[bool, Product] | None = getattr(W, _KEPT, None)
+    if kept is None:
+        return _choose(W, lanes, uses)
+    if (lanes == 1) not in kept:
+        kept[lanes == 1] = _choose(W, lanes, PACK_FROM)
+    return kept[lanes == 1]
+
+
+def keep(W: Tensor) -> Tensor:
+    """W under a new name; the caller promises that it does not change, and its packed form stays with it."""
+    W = W.detach()
+    setattr(W, _KEPT, {})
+    return W
+
+
+def _choose(W: Tensor, lanes: int, uses: int) -> Product:
+    if lanes == 1 and W.dtype == torch.float32 and W.is_contiguous() and W.nbytes > _CACHED:
+        for parts in (4, 2, 5, 3):
+            if W.shape[0] % parts == 0:
+                return Split(W, parts)
+    if uses >= PACK_FROM and _onednn(W.dtype):
+        return Packed(W, lanes)
+    return Plain(W)
+
+
+_CACHED = 1 << 23  # bytes; a matrix below it stays in some cache between steps
+
+
+@functools.cache
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of PyTorch has oneDNN's packed product for the type: tried, not guessed."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        W, x = torch.eye(4, 2, dtype=dtype), torch.ones(3, 2, dtype=dtype)
+        with torch.no_grad():
+            return bool((Packed(W, 3).plus(x, torch.ones(3, 4, dtype=dtype)) == x @ W.T + 1).all())
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+def _onednn(dtype: torch.dtype) -> bool:
+    return bool(torch.backends.mkldnn.enabled) and _can_pack(dtype)
