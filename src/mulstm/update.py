@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mulstm import optim
@@ -78,8 +77,7 @@ class Update:
         masks = self._masks()
         before = self._surviving()
         x, y = self.xy[0].long(), self.xy[1].long()
-        logits, after = self.model(x, before, masks)
-        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss, after = self.model.loss(x, y, before, masks)
         # Each process's mean over its lanes, divided by their number: the sum is the mean over all lanes.
         (loss / self.share.count).backward()  # type: ignore[no-untyped-call]
         self.share.sum(parameter.grad for parameter in self.parameters)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mulstm.errors import RecipeError
+from mulstm.nn import packed
 from mulstm.nn.initial import initialise
 from mulstm.nn.layer import Layer, Tables, Weights, look_up, project, tables, time_first
 from mulstm.ops import State
@@ -50,6 +51,7 @@ class LanguageModel(nn.Module):
         self.recipe, self.alphabet_size = recipe, alphabet_size
         self.backend, self.precision = "auto", "fp32"
         self._cache: tuple[Any, Prepared] | None = None
+        self._packed_cache: tuple[Any, packed.PackedWeights] | None = None
         N, H, E = alphabet_size, recipe.hidden, recipe.embedding
         self.embedding = nn.Parameter(torch.zeros(N, E)) if E else None
         self.layers = nn.ModuleList(
@@ -83,6 +85,10 @@ class LanguageModel(nn.Module):
         first: Tensor | None = None,  # (B, T)  true where a text begins: nothing before it is remembered
     ) -> tuple[Tensor, tuple[State, ...]]:
         """Logits (B, T, N), never less than float32, and the state after the chunk."""
+        if packed.serves(self, first):
+            weights = self._packed(masks)
+            padded, states = self._run_packed(x, state, masks, weights)
+            return time_first(packed.logits(self, padded, masks or Masks(), weights)), states
         hs, states = self._run(x, state, masks, first)
         h = torch.cat(hs, dim=-1) if self.recipe.skip else hs[-1]  # (T, B, H)
         if masks is not None and masks.output is not None:
@@ -90,6 +96,39 @@ class LanguageModel(nn.Module):
         wide = torch.promote_types(self.dtype, torch.float32)
         b_out = None if self.b_out is None else self.b_out.to(wide)
         return time_first(nn.functional.linear(h.to(wide), self.W_out.to(wide), b_out)), states
+
+    def loss(
+        self,
+        x: Tensor,  # (B, T)  symbols
+        y: Tensor,  # (B, T)  what follows each
+        state: tuple[State, ...] | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """The mean nats of a symbol and the state after the chunk: on a GPU by fused kernels."""
+        if packed.serves(self) and torch.is_grad_enabled():
+            hs, states = self._run_packed(x, state, masks, None)
+            return packed.loss(self, hs, time_first(y), masks or Masks()), states
+        logits, states = self(x, state, masks)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()), states
+
+    def losses(
+        self,
+        x: Tensor,  # (B, T)
+        y: Tensor,  # (B, T)  below 0: no loss
+        state: tuple[State, ...] | None = None,
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """The nats of each symbol, (B, T), and the state after the chunk; without gradients."""
+        with torch.no_grad():
+            if packed.serves(self):
+                weights = self._packed(None)
+                hs, states = self._run_packed(x, state, None, weights)
+                assert weights is not None
+                return time_first(packed.losses(self, hs, time_first(y), Masks(), weights)), states
+            logits, states = self(x, state)
+            each = nn.functional.cross_entropy(
+                logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="none"
+            )
+            return each.view_as(y), states
 
     def hidden(
         self,
@@ -99,6 +138,9 @@ class LanguageModel(nn.Module):
         first: Tensor | None = None,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """h of the last layer, (B, T, H), and the state after the chunk."""
+        if packed.serves(self, first):
+            hs, states = self._run_packed(x, state, masks, self._packed(masks))
+            return time_first(hs[-1][..., : self.recipe.hidden]), states
         hs, states = self._run(x, state, masks, first)
         return time_first(hs[-1]), states
 
@@ -123,6 +165,26 @@ class LanguageModel(nn.Module):
             hs.append(h)
             states.append(after)
         return hs, tuple(states)
+
+    def _run_packed(
+        self,
+        x: Tensor,
+        state: tuple[State, ...] | None,
+        masks: Masks | None,
+        weights: packed.PackedWeights | None,
+    ) -> tuple[list[Tensor], tuple[State, ...]]:
+        """h of every layer, time first and padded, and the states."""
+        state = self.zero_state(x.shape[0]) if state is None else state
+        return packed.run(self, time_first(x).long(), state, masks or Masks(), weights)
+
+    def _packed(self, masks: Masks | None) -> packed.PackedWeights | None:
+        """Packed weights, kept until a parameter changes; None where gradients or DropConnect want their own."""
+        if torch.is_grad_enabled() or (masks is not None and masks.weights):
+            return None
+        now = [(id(p), 0 if p.is_inference() else p._version, p.data_ptr()) for p in self.parameters()]
+        if self._packed_cache is None or self._packed_cache[0] != now:
+            self._packed_cache = (now, packed.pack(self))
+        return self._packed_cache[1]
 
     def _input(
         self, prepared: Prepared, k: int, x: Tensor, low: Tensor | None, mask: Tensor | None
@@ -167,7 +229,7 @@ class LanguageModel(nn.Module):
     def forget(self) -> None:
         """Drops what evaluation keeps of the weights. Needed only after they were changed behind autograd's
         back: through `.data`, or by the replay of a CUDA graph."""
-        self._cache = None
+        self._cache = self._packed_cache = None
 
     def train(self, mode: bool = True) -> Self:
         self.forget()

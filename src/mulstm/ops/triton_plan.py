@@ -33,6 +33,40 @@ class Plan:
 
 PLAIN = Plan()
 
+# (largest H, largest B, plan): the first row that covers a layer is taken.
+_TABLE: tuple[tuple[int, int, Plan], ...] = (
+    (
+        1152,
+        128,
+        Plan(
+            m=Tile(64, 32, 128, 4, 4),
+            gates=Tile(64, 64, 128, 4, 4),
+            dm=Tile(128, 64, 64, 4, 4, split=8),
+            dh=Tile(64, 64, 128, 4, 4, split=2),
+        ),
+    ),
+    (
+        2304,
+        128,
+        Plan(
+            m=Tile(64, 64, 128, 4, 4),
+            gates=Tile(64, 64, 64, 4, 5),
+            dm=Tile(128, 128, 64, 4, 4, split=8),
+            dh=Tile(64, 64, 128, 4, 4, split=2),
+        ),
+    ),
+    (2304, 320, Plan(m=Tile(64, 64, 128, 4, 4), gates=Tile(64, 128, 64, 4, 4))),
+    (
+        4096,
+        128,
+        Plan(
+            m=Tile(64, 64, 128, 4, 4),
+            gates=Tile(64, 128, 64, 4, 4),
+            dm=Tile(128, 128, 64, 4, 4, split=4),
+        ),
+    ),
+)
+
 
 def padded(H: int) -> int:
     """The width the kernels work at: a multiple of 128, of 32 for small layers."""
@@ -40,6 +74,9 @@ def padded(H: int) -> int:
     return -(-H // step) * step
 
 
-def plan_for(H: int, B: int, multiplicative: bool) -> Plan:
-    """The fastest plan measured for the nearest size."""
+def plan_of(H: int, B: int) -> Plan:
+    """The fastest plan measured at the nearest size that covers this one."""
+    for largest_H, largest_B, plan in _TABLE:
+        if largest_H >= H and largest_B >= B:
+            return plan
     return PLAIN

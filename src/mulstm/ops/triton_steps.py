@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from mulstm.ops import triton_pointwise as pointwise
 from mulstm.ops import triton_products as products
 from mulstm.ops import triton_small as small
-from mulstm.ops.triton_plan import Plan, Tile
+from mulstm.ops.triton_plan import Plan, Tile, plan_of
 
 UNITS = {"standard": 0, "initial": 1, "initial-text": 2, "tanh": 3}
 ROWS, COLUMNS = 4, 256  # a pointwise kernel's tile
@@ -61,6 +61,17 @@ class Gradients(NamedTuple):
     dh_0: Tensor
     dc_0: Tensor
     db_h: Tensor | None  # (B, H) fp32, to be summed over B
+
+
+def plan_for(chunk: Chunk) -> Plan:
+    """How this chunk is best run here."""
+    B, H = chunk.h_0.shape
+    if chunk.px is None and chunk.b_h is None and chunk.unit != "tanh":
+        processors = torch.cuda.get_device_properties(chunk.zx.device).multi_processor_count
+        lanes = small.groups_of(H, B, processors)
+        if lanes:
+            return Plan(lanes=lanes)
+    return plan_of(H, B)
 
 
 def _rows(x: Tensor, tile: tuple[int, int]) -> TensorDescriptor:

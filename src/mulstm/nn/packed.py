@@ -1,0 +1,131 @@
+"""The language model on a GPU in bf16: the same function as nn.model's, through packed weights and fused ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mulstm.ops import State, blocks, objections
+
+if TYPE_CHECKING:
+    from mulstm.nn.layer import Layer
+    from mulstm.nn.model import LanguageModel, Masks
+
+
+class PackedWeights(NamedTuple):
+    """What the parameters alone decide, ready for a chunk without gradients."""
+
+    layers: list[Any]  # ops.triton_layer.Packed
+    output: list[Tensor]
+
+
+def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
+    """Whether this way is open: a GPU that the Triton backend knows, bf16, and no text beginning inside a chunk."""
+    if not model.W_out.is_cuda or model.precision != "bf16" or model.backend not in ("auto", "triton"):
+        return False
+    if first is not None or model.recipe.cell == "tensor-rnn" or torch.compiler.is_compiling():
+        return False
+    device = str(model.W_out.device)
+    if device not in _OBJECTIONS:
+        _OBJECTIONS[device] = objections(device, "bf16")["triton"]
+    return _OBJECTIONS[device] is None
+
+
+_OBJECTIONS: dict[str, str | None] = {}
+
+
+def run(
+    model: LanguageModel,
+    x: Tensor,  # (T, B)
+    state: tuple[State, ...],
+    masks: Masks,
+    weights: PackedWeights | None,
+) -> tuple[list[Tensor], tuple[State, ...]]:
+    """h of every layer, (T, B, padded H), and the states. With `weights` there are no gradients."""
+    from mulstm.ops.triton_layer import LayerFunction, infer
+    from mulstm.ops.triton_loss import EmbedFunction
+
+    rows = EmbedFunction.apply(x.contiguous(), model.embedding, masks.embedding, model.alphabet_size)
+    hs: list[Tensor] = []
+    states: list[State] = []
+    for k, layer in enumerate(model.stack):
+        below = hs[-1].flatten(0, 1) if hs else None
+        from_symbols = k == 0 or model.recipe.skip
+        inputs, low = (rows, below) if from_symbols else (below, None)
+        spec = _spec(layer, from_symbols)
+        mask = masks.hidden[k] if masks.hidden else None
+        h_0, c_0 = state[k].h.to(torch.bfloat16), state[k].c
+        if weights is not None:
+            h, h_T, c_T = infer(spec, weights.layers[k], inputs, low, h_0, c_0, mask)
+        else:
+            p = dict(layer.named_parameters())
+            drop = masks.weights[k] if masks.weights else {}
+            h, h_T, c_T = LayerFunction.apply(
+                spec, tuple(p), drop, inputs, low, h_0, c_0, mask, *p.values()
+            )
+        hs.append(h)
+        states.append(State(h_T[:, : spec.H], c_T[:, : c_0.shape[1]]))
+    return hs, tuple(states)
+
+
+def _spec(layer: Layer, from_symbols: bool) -> Any:
+    from mulstm.ops.triton_layer import Spec
+
+    return Spec(layer.hidden, blocks(layer.unit), layer.unit, layer.learn_b_h, from_symbols)
+
+
+def pack(model: LanguageModel) -> PackedWeights:
+    """All weights, for chunks without gradients."""
+    from mulstm.ops.triton_layer import pack as pack_layer
+    from mulstm.ops.triton_layer import wide
+    from mulstm.ops.triton_loss import pack_output
+
+    layers = []
+    for k, layer in enumerate(model.stack):
+        spec = _spec(layer, k == 0 or model.recipe.skip)
+        p = {name: value.detach() for name, value in layer.named_parameters()}
+        layers.append(pack_layer(spec, p, {}, wide(layer.inputs) if spec.ones else spec.HP))
+    return PackedWeights(layers, pack_output(model.W_out.detach(), model.recipe.hidden))
+
+
+def _read(model: LanguageModel, hs: list[Tensor], masks: Masks) -> list[Tensor]:
+    """The h that the output reads, masked."""
+    read = hs if model.recipe.skip else hs[-1:]
+    if masks.output is None:
+        return read
+    H, HP = model.recipe.hidden, read[0].shape[-1]
+    kept = masks.output.to(torch.bfloat16).split(H, dim=1)
+    return [h * torch.nn.functional.pad(mask, (0, HP - H)) for h, mask in zip(read, kept, strict=True)]
+
+
+def logits(model: LanguageModel, hs: list[Tensor], masks: Masks, weights: PackedWeights | None) -> Tensor:
+    """(T, B, N) in fp32."""
+    from mulstm.ops.triton_loss import logits_of
+
+    read, N = _read(model, hs, masks), model.alphabet_size
+    T, B = hs[0].shape[:2]
+    if weights is not None:
+        y = logits_of(read, weights.output)[:, :N]
+        y = y if model.b_out is None else y + model.b_out
+        return y.view(T, B, N)
+    h = torch.cat([h[..., : model.recipe.hidden] for h in read], dim=-1)
+    return torch.nn.functional.linear(h.float(), model.W_out, model.b_out)
+
+
+def loss(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks) -> Tensor:
+    """The mean nats of the targets y (T, B), all of them real."""
+    from mulstm.ops.triton_loss import LossFunction
+
+    read = _read(model, hs, masks)
+    mean: Tensor = LossFunction.apply(y.contiguous(), model.recipe.hidden, model.W_out, model.b_out, *read)
+    return mean
+
+
+def losses(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks, weights: PackedWeights) -> Tensor:
+    """The nats of each target y (T, B), 0 where it is negative; no gradients."""
+    from mulstm.ops.triton_loss import logits_of, losses_of
+
+    sums = logits_of(_read(model, hs, masks), weights.output)
+    return losses_of(sums, model.b_out, y.contiguous(), model.alphabet_size)[0].view_as(y)

@@ -1,0 +1,257 @@
+"""A whole layer on a GPU in bf16: pack, input product, recurrence, and one backward for all of it.
+
+Weight gradients stay in fp32 from the product to the parameter, which they could not do across a tape whose
+tensors are bf16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mulstm.ops import triton_steps as steps
+from mulstm.ops.triton_pack import pack_rows, pack_vector, unpack_rows, unpack_vector
+from mulstm.ops.triton_plan import padded
+from mulstm.ops.triton_steps import Chunk, Gradients, Saved, product_fp32
+
+Parameters = dict[str, Tensor]  # by the paper's names, with their gains
+ONES = 2  # columns of ones behind the input, for the two parts of the bias
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What kind of layer it is."""
+
+    H: int
+    blocks: int  # of z: 4, or 1 for the tanh unit
+    unit: str
+    learn_b_h: bool = True
+    ones: bool = True  # whether the input ends in columns of ones, which bring the bias
+
+    @property
+    def HP(self) -> int:
+        """The padded width."""
+        return padded(self.H)
+
+
+@dataclass
+class Packed:
+    """A layer's weights as the kernels want them."""
+
+    W_x: Tensor | None = None  # (HP + 4 HP, EP)  from the input: m's rows, then z's in packed order
+    W_l: Tensor | None = None  # (HP + 4 HP, HP)  from the layer below
+    W_mh: Tensor | None = None  # (HP, HP)
+    W_zm: Tensor | None = None  # (4 HP, HP)
+    b: Tensor | None = None  # (HP + 4 HP)  where the input has no columns of ones
+    b_h: Tensor | None = None  # (HP)  fp32
+    alpha: Tensor | None = None  # (4 HP)  MI-LSTM, bf16
+    beta_1: Tensor | None = None
+    beta_2: Tensor | None = None
+    scales: dict[str, Tensor] = field(default_factory=dict)  # g / |v| of each parameter
+
+
+def wide(inputs: int) -> int:
+    """Columns of an input with its ones, a multiple of 16."""
+    return -(-(inputs + ONES) // 16) * 16
+
+
+def _places(spec: Spec, p: Parameters) -> list[tuple[str, str, int, int]]:
+    """For each matrix parameter: the packed matrix it goes to, its first row there, its blocks."""
+    below = spec.HP if "W_mh" in p else 0
+    rows = [("W_mx", "W_x", 0, 1), ("W_zx", "W_x", below, spec.blocks)]
+    rows += [("W_ml", "W_l", 0, 1), ("W_zl", "W_l", below, spec.blocks)]
+    rows += [("W_mh", "W_mh", 0, 1), ("W_zm", "W_zm", 0, spec.blocks)]
+    return [row for row in rows if row[0] in p]
+
+
+def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int) -> Packed:
+    """All of a layer's weights, for an input of that many columns.
+
+    Where the input brings columns of ones, the bias is a column of W_x; MI-LSTM's is added later.
+    """
+    HP, device = spec.HP, p["W_zx"].device
+    total = spec.blocks * HP + (HP if "W_mh" in p else 0)
+    augmented = spec.ones and "alpha" not in p
+    widths = {"W_x": columns, "W_l": HP, "W_mh": HP, "W_zm": HP}
+    rows = {"W_x": total, "W_l": total, "W_mh": HP, "W_zm": spec.blocks * HP}
+    packed = Packed()
+    b_z = p["b_z"]
+    if spec.unit == "initial":
+        packed.b_h = pack_vector(b_z[: spec.H], 1, HP)
+        b_z = torch.cat([torch.zeros_like(b_z[: spec.H]), b_z[spec.H :]])
+    for name, matrix, at, blocks in _places(spec, p):
+        if getattr(packed, matrix) is None:
+            out = torch.zeros(rows[matrix], widths[matrix], dtype=torch.bfloat16, device=device)
+            setattr(packed, matrix, out)
+        bias = b_z if augmented and name == "W_zx" else None
+        out = getattr(packed, matrix)
+        packed.scales[name] = pack_rows(p[name], p.get("g" + name[1:]), drop.get(name), bias, out, at, blocks)
+    if not augmented:
+        b = pack_vector(b_z, spec.blocks, HP)
+        b = torch.cat([b.new_zeros(total - b.numel()), b])
+        packed.b = b.to(torch.bfloat16)
+    for name in ("alpha", "beta_1", "beta_2"):
+        if name in p:
+            setattr(packed, name, pack_vector(p[name], spec.blocks, HP).to(torch.bfloat16))
+    return packed
+
+
+def _input(spec: Spec, w: Packed, x: Tensor, low: Tensor | None) -> Tensor:
+    """(rows, HP + 4 HP): mx and zx side by side, for MI-LSTM the bare product."""
+    assert w.W_x is not None
+    if w.b is None or w.alpha is not None:
+        y = torch.mm(x, w.W_x.t())
+    else:
+        y = torch.addmm(w.b, x, w.W_x.t())
+    if low is not None and w.W_l is not None:
+        y.addmm_(low, w.W_l.t())
+    return y
+
+
+def _chunk(
+    spec: Spec, w: Packed, x: Tensor, low: Tensor | None, h_0: Tensor, c_0: Tensor, mask: Tensor | None
+) -> tuple[Chunk, Tensor]:
+    """What the loop is given, and the input product."""
+    B, HP = h_0.shape[0], spec.HP
+    assert w.W_zm is not None
+    wx = _input(spec, w, x, low)
+    y = wx.view(-1, B, wx.shape[1])
+    mx, zx, px = None, y, None
+    if w.W_mh is not None:
+        mx, zx = y[..., :HP], y[..., HP:]
+    if w.alpha is not None and w.beta_1 is not None and w.beta_2 is not None and w.b is not None:
+        px = torch.addcmul(w.beta_1, w.alpha, y)
+        zx = torch.addcmul(w.b, w.beta_2, y)
+    mask = _pad(mask, HP)
+    chunk = Chunk(mx, zx, px, w.W_mh, w.W_zm, _pad(h_0, HP), _pad(c_0, HP), mask, w.b_h, spec.unit)
+    return chunk, wx
+
+
+def _pad(x: Any, HP: int) -> Any:
+    """A (B, H) tensor with zeros up to the padded width; None and width 0 stay."""
+    if x is None or x.shape[1] in (0, HP):
+        return x
+    return torch.nn.functional.pad(x, (0, HP - x.shape[1]))
+
+
+def infer(
+    spec: Spec, w: Packed, x: Tensor, low: Tensor | None, h_0: Tensor, c_0: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """h of all steps (T, B, HP) and the last h and c; nothing is kept for a backward."""
+    chunk, _ = _chunk(spec, w, x, low, h_0, c_0, mask)
+    saved = steps.forward(chunk, steps.plan_for(chunk), save=False)
+    return saved.h[1:], saved.h[-1], saved.c_T
+
+
+class LayerFunction(torch.autograd.Function):
+    """(T, B, HP) h, and the last h and c, from the input's rows and the layer's parameters."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        spec: Spec,
+        names: tuple[str, ...],
+        drop: Parameters,
+        x: Tensor,  # (T * B, EP)
+        low: Tensor | None,  # (T * B, HP)
+        h_0: Tensor,
+        c_0: Tensor,
+        mask: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        p = dict(zip(names, parameters, strict=True))
+        w = pack(spec, p, drop, x.shape[1])
+        chunk, wx = _chunk(spec, w, x, low, h_0, c_0, mask)
+        plan = steps.plan_for(chunk)
+        saved = steps.forward(chunk, plan, save=True)
+        ctx.save_for_backward(x, low, *parameters)
+        ctx.kept = (spec, names, drop, w, chunk, wx if w.alpha is not None else None, saved, plan, c_0.shape)
+        ctx.set_materialize_grads(False)
+        return saved.h[1:], saved.h[-1].clone(), saved.c_T.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        spec, names, drop, w, chunk, wx, saved, plan, c_shape = ctx.kept
+        x, low, *parameters = ctx.saved_tensors
+        p = dict(zip(names, parameters, strict=True))
+        dh, dh_T, dc_T = grads
+        dh = torch.zeros_like(saved.h[1:]) if dh is None else dh.contiguous()
+        g = steps.backward(chunk, saved, dh, dh_T, dc_T, plan)
+        H = spec.H
+        d = _vectors(spec, p, w, g, wx)
+        dy = g.dx.flatten(0, 1) if wx is None else _interaction(p, w, g, wx, d, spec)
+        d |= _matrices(spec, p, drop, w, saved, g, dy, x, low)
+        if "b_h" in d:
+            d["b_z"][:H] = d.pop("b_h")
+        dx = torch.mm(dy, w.W_x) if ctx.needs_input_grad[3] else None
+        dlow = torch.mm(dy, w.W_l) if low is not None and ctx.needs_input_grad[4] else None
+        dh_0 = g.dh_0[:, :H] if ctx.needs_input_grad[5] else None
+        dc_0 = g.dc_0[:, : c_shape[1]] if ctx.needs_input_grad[6] else None
+        return None, None, None, dx, dlow, dh_0, dc_0, None, *(d.get(name) for name in names)
+
+
+def _vectors(spec: Spec, p: Parameters, w: Packed, g: Gradients, wx: Tensor | None) -> Parameters:
+    """Gradients of b_z's part in the last tanh, and of b_z where no column of ones brings it."""
+    d: Parameters = {}
+    if w.b is not None:
+        db = _column_sums(g.dz.flatten(0, 1))
+        d["b_z"] = unpack_vector(db, spec.blocks, spec.H)
+    if g.db_h is not None:
+        db_h = g.db_h.sum(0)[: spec.H]
+        d["b_h"] = db_h if spec.learn_b_h else torch.zeros_like(db_h)
+    return d
+
+
+def _column_sums(x: Tensor) -> Tensor:
+    """Sums over rows in fp32, as a product: in a fixed order, and at the speed of memory."""
+    ones = torch.ones(16, x.shape[0], dtype=x.dtype, device=x.device)
+    return product_fp32(ones, x)[0]
+
+
+def _interaction(p: Parameters, w: Packed, g: Gradients, wx: Tensor, d: Parameters, spec: Spec) -> Tensor:
+    """MI-LSTM: the gradient of the bare product, and those of alpha and the betas."""
+    assert g.dpx is not None and w.alpha is not None and w.beta_2 is not None
+    dpx, dzx = g.dpx.flatten(0, 1), g.dz.flatten(0, 1)
+    for name, sums in (
+        ("alpha", _column_sums(dpx * wx)),
+        ("beta_1", _column_sums(dpx)),
+        ("beta_2", _column_sums(dzx * wx)),
+    ):
+        d[name] = unpack_vector(sums, spec.blocks, spec.H)
+    return torch.addcmul(dpx * w.alpha, dzx, w.beta_2)
+
+
+def _matrices(
+    spec: Spec,
+    p: Parameters,
+    drop: Parameters,
+    w: Packed,
+    saved: Saved,
+    g: Gradients,
+    dy: Tensor,
+    x: Tensor,
+    low: Tensor | None,
+) -> Parameters:
+    """Gradients of all matrices, their gains, and b_z."""
+    dW_mh, dW_zm = steps.weight_gradients(saved, g)
+    dW = {"W_mh": dW_mh, "W_zm": dW_zm, "W_x": product_fp32(dy.t(), x)}
+    if low is not None and w.W_l is not None:
+        dW["W_l"] = product_fp32(dy.t(), low)
+    d: Parameters = {}
+    for name, matrix, at, blocks in _places(spec, p):
+        bias = p["b_z"] if name == "W_zx" and w.b is None else None
+        packed = dW[matrix]
+        assert packed is not None
+        gain = "g" + name[1:]
+        dv, dgain, dbias = unpack_rows(
+            packed, p[name], p.get(gain), w.scales[name], drop.get(name), bias, at, blocks
+        )
+        d[name] = dv
+        if dgain is not None:
+            d[gain] = dgain
+        if dbias is not None:
+            d["b_z"] = dbias
+    return d

@@ -1,0 +1,154 @@
+"""Weights as the kernels want them: normalised, cast to bf16, padded and in packed order, once an update."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mulstm.ops.triton_cell import GROUP
+
+
+@triton.jit
+def place(row, H, BLOCKS: tl.constexpr):
+    """The packed row of a parameter's row: gate blocks of H become interleaved ones."""
+    if BLOCKS == 1:
+        return row
+    gate, u = row // H, row % H
+    return (u // GROUP) * (4 * GROUP) + gate * GROUP + u % GROUP
+
+
+@triton.jit
+def _rows_in(
+    v, gain, drop, bias, out, scale, at, K, KP, H, ROWS,
+    BLOCKS: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_DROP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    R: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """R rows of a parameter to their packed places; scale keeps g / |v|."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    k = tl.arange(0, BK)
+    real = row < ROWS
+    inside = real[:, None] & (k < K)[None, :]
+    w = tl.load(v + row[:, None] * K + k[None, :], mask=inside, other=0.0)
+    if HAS_GAIN:
+        length = tl.sqrt(tl.sum(w * w, axis=1))
+        # A row of zeros stays one instead of becoming NaN.
+        s = tl.load(gain + row, mask=real, other=0.0) / tl.where(length == 0.0, 1.0, length)
+        tl.store(scale + row, s, mask=real)
+        w *= s[:, None]
+    if HAS_DROP:
+        w *= tl.load(drop + row[:, None] * K + k[None, :], mask=inside, other=0.0)
+    if HAS_BIAS:
+        # In two parts, so that a bias loses nothing to the cast; the input has two columns of ones for it.
+        b = tl.load(bias + row, mask=real, other=0.0)[:, None]
+        high = b.to(out.dtype.element_ty).to(tl.float32)
+        w = tl.where((k == K)[None, :], high, tl.where((k == K + 1)[None, :], b - high, w))
+    target = at + place(row, H, BLOCKS)
+    tl.store(out + target[:, None] * KP + k[None, :], w.to(out.dtype.element_ty), mask=real[:, None] & (k < KP)[None, :])
+
+
+@triton.jit
+def _rows_out(
+    dw, v, gain, scale, drop, dv, dgain, dbias, at, K, KP, H, ROWS,
+    BLOCKS: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_DROP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    R: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of R rows of a parameter from that of their packed places."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    k = tl.arange(0, BK)
+    real = row < ROWS
+    inside = real[:, None] & (k < K)[None, :]
+    source = at + place(row, H, BLOCKS)
+    d = tl.load(dw + source[:, None] * KP + k[None, :], mask=inside, other=0.0)
+    if HAS_BIAS:
+        tl.store(dbias + row, tl.load(dw + source * KP + K, mask=real, other=0.0), mask=real)
+    if HAS_DROP:
+        d *= tl.load(drop + row[:, None] * K + k[None, :], mask=inside, other=0.0)
+    if HAS_GAIN:
+        # W = s v with s = g / |v|:  dg = d.v / |v|,  dv = s (d - (d.v) v / |v|^2)
+        w = tl.load(v + row[:, None] * K + k[None, :], mask=inside, other=0.0)
+        square = tl.sum(w * w, axis=1)
+        square = tl.where(square == 0.0, 1.0, square)
+        along = tl.sum(d * w, axis=1)
+        tl.store(dgain + row, along / tl.sqrt(square), mask=real)
+        s = tl.load(scale + row, mask=real, other=0.0)
+        d = s[:, None] * (d - (along / square)[:, None] * w)
+    tl.store(dv + row[:, None] * K + k[None, :], d, mask=inside)
+
+
+def _tile(K: int, KP: int) -> tuple[int, int, int]:
+    """Rows of a program, its width, its warps."""
+    BK = triton.next_power_of_2(max(K, KP))
+    R = max(1, 4096 // BK)
+    return R, BK, 8 if R * BK >= 4096 else 4
+
+
+def pack_rows(
+    v: Tensor,  # (rows, K)  rows = blocks * H
+    gain: Tensor | None,
+    drop: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,  # (.., KP)  zeroed where nothing is written
+    at: int,
+    blocks: int,
+) -> Tensor:
+    """Writes one parameter's rows into `out` from row `at` on; returns g / |v|, (rows)."""
+    rows, K = v.shape
+    H, KP = rows // blocks, out.shape[1]
+    scale = torch.empty(rows if gain is not None else 0, device=v.device)
+    R, BK, warps = _tile(K, KP)
+    _rows_in[(triton.cdiv(rows, R),)](
+        v, gain, drop, bias, out, scale, at, K, KP, H, rows,
+        BLOCKS=blocks, HAS_GAIN=gain is not None, HAS_DROP=drop is not None, HAS_BIAS=bias is not None,
+        R=R, BK=BK, num_warps=warps,
+    )  # fmt: skip
+    return scale
+
+
+def unpack_rows(
+    dw: Tensor,  # (.., KP)  fp32
+    v: Tensor,
+    gain: Tensor | None,
+    scale: Tensor,
+    drop: Tensor | None,
+    bias: Tensor | None,
+    at: int,
+    blocks: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """dv, dgain, dbias from the gradient of the packed matrix."""
+    rows, K = v.shape
+    H, KP = rows // blocks, dw.shape[1]
+    dv = torch.empty_like(v)
+    dgain = None if gain is None else torch.empty_like(gain)
+    dbias = None if bias is None else torch.empty_like(bias)
+    R, BK, warps = _tile(K, K)
+    _rows_out[(triton.cdiv(rows, R),)](
+        dw, v, gain, scale, drop, dv, dgain, dbias, at, K, KP, H, rows,
+        BLOCKS=blocks, HAS_GAIN=gain is not None, HAS_DROP=drop is not None, HAS_BIAS=bias is not None,
+        R=R, BK=BK, num_warps=warps,
+    )  # fmt: skip
+    return dv, dgain, dbias
+
+
+def pack_vector(v: Tensor, blocks: int, HP: int) -> Tensor:
+    """A vector over z's rows (or over H) in packed order, padded with zeros."""
+    out = v.new_zeros(blocks * HP)
+    u = torch.arange(v.numel() // blocks, device=v.device)
+    for gate in range(blocks):
+        out[place_of(u, gate, blocks)] = v[gate * u.numel() : (gate + 1) * u.numel()]
+    return out
+
+
+def unpack_vector(v: Tensor, blocks: int, H: int) -> Tensor:
+    """The inverse of pack_vector."""
+    u = torch.arange(H, device=v.device)
+    return torch.cat([v[place_of(u, gate, blocks)] for gate in range(blocks)])
+
+
+def place_of(u: Tensor, gate: int, blocks: int) -> Tensor:
+    """Where gate `gate` of the units u stands in packed order."""
+    if blocks == 1:
+        return u
+    G = GROUP.value
+    return (u // G) * (4 * G) + gate * G + u % G

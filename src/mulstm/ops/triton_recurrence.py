@@ -1,0 +1,225 @@
+"""The backend "triton": the recurrence on a GPU in bf16, for tensors of any width and in the paper's order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mulstm.ops import triton_steps as steps
+from mulstm.ops.reference import State
+from mulstm.ops.triton_cell import GATE_BLOCK
+from mulstm.ops.triton_plan import padded
+from mulstm.ops.triton_steps import Chunk, Saved
+
+
+def why_not(
+    mx: Tensor | None,
+    zx: Tensor,
+    W_mh: Tensor | None,
+    W_zm: Tensor,
+    state: State,
+    mask: Tensor | None = None,
+    px: Tensor | None = None,
+    b_h: Tensor | None = None,
+    unit: str = "standard",
+) -> str | None:
+    """None, or the reason why this backend cannot run the chunk."""
+    if not zx.is_cuda:
+        return f"it needs a CUDA device and the tensors are on {zx.device}"
+    if torch.cuda.get_device_capability(zx.device) < (9, 0):
+        return f"it needs a Hopper GPU or newer, and this is {torch.cuda.get_device_name(zx.device)}"
+    if zx.dtype != torch.bfloat16:
+        return f"it computes in bfloat16 (c in float32), and the tensors are {zx.dtype}"
+    if mask is not None and mask.requires_grad:
+        return "it gives no gradient for the mask"
+    return None
+
+
+def recurrence(
+    mx: Tensor | None,  # (T, B, H)
+    zx: Tensor,  # (T, B, 4H)
+    W_mh: Tensor | None,  # (H, H)
+    W_zm: Tensor,  # (4H, H)
+    state: State,
+    mask: Tensor | None = None,
+    px: Tensor | None = None,  # (T, B, 4H)
+    b_h: Tensor | None = None,
+    unit: str = "standard",
+) -> tuple[Tensor, State]:
+    """All h of a chunk, (T, B, H), and the state after it."""
+    H = state.h.shape[1]
+    HP = padded(H)
+    k = zx.shape[2] // H
+    W_zm_p = _pad(_columns(W_zm.t(), k, H).t(), HP)
+    W_mh_p = None if W_mh is None else torch.nn.functional.pad(W_mh, (0, HP - H, 0, HP - H))
+    inputs = (
+        _pad(mx, HP),
+        _columns(zx, k, H),
+        None if px is None else _columns(px, k, H),
+        W_mh_p,
+        W_zm_p.contiguous(),
+        _pad(state.h, HP).contiguous(),
+        (_pad(state.c, HP) if k > 1 else state.c).float().contiguous(),
+        None if mask is None else _pad(mask.float(), HP).contiguous(),
+        None if b_h is None else _pad(b_h.float(), HP),
+        unit,
+    )
+    h, c_T, *_ = _forward(*inputs)
+    h = h[1:, :, :H]
+    return h, State(h[-1], c_T[:, : state.c.shape[1]].to(state.c.dtype))
+
+
+def _pad(x: Any, HP: int) -> Any:
+    return x if x is None else torch.nn.functional.pad(x, (0, HP - x.shape[-1]))
+
+
+def _columns(z: Tensor, k: int, H: int) -> Tensor:
+    """z's last axis, k blocks of H, padded and in packed order."""
+    HP = padded(H)
+    z = torch.nn.functional.pad(z.unflatten(-1, (k, H)), (0, HP - H))
+    if k == 1:
+        return z.flatten(-2).contiguous()
+    return z.unflatten(-1, (HP // GATE_BLOCK, GATE_BLOCK)).transpose(-3, -2).flatten(-3).contiguous()
+
+
+@torch.library.custom_op("mulstm::triton_forward", mutates_args=())
+def _forward(
+    mx: Tensor | None,
+    zx: Tensor,
+    px: Tensor | None,
+    W_mh: Tensor | None,
+    W_zm: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    mask: Tensor | None,
+    b_h: Tensor | None,
+    unit: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """h from h_0 on, the last c, and what the backward wants: c from c_0 on, z, a, m, r."""
+    chunk = Chunk(mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit)
+    saved = steps.forward(chunk, steps.plan_for(chunk), save=True)
+    return saved.h, saved.c_T.clone(), saved.c, saved.z, saved.a, saved.m, saved.r
+
+
+@_forward.register_fake
+def _(
+    mx: Tensor | None,
+    zx: Tensor,
+    px: Tensor | None,
+    W_mh: Tensor | None,
+    W_zm: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    mask: Tensor | None,
+    b_h: Tensor | None,
+    unit: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (T, B, width), H = zx.shape, h_0.shape[1]
+    shape = (T, B, H) if mx is not None else (0,)
+    return (
+        zx.new_empty(T + 1, B, H),
+        torch.empty_like(c_0),
+        c_0.new_empty(T + 1, *c_0.shape),
+        zx.new_empty(T, B, width, dtype=torch.float16),
+        zx.new_empty(shape),
+        zx.new_empty(shape),
+        zx.new_empty((T, B, width) if px is not None else (0,)),
+    )
+
+
+@torch.library.custom_op("mulstm::triton_backward", mutates_args=())
+def _backward(
+    dh: Tensor,  # (T + 1, B, H): h_0's place counts, too
+    dc_T: Tensor | None,
+    mx: Tensor | None,
+    zx: Tensor,
+    px: Tensor | None,
+    W_mh: Tensor | None,
+    W_zm: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    mask: Tensor | None,
+    b_h: Tensor | None,
+    unit: str,
+    h: Tensor,
+    c: Tensor,
+    z: Tensor,
+    a: Tensor,
+    m: Tensor,
+    r: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dmx, dzx, dpx, dW_mh, dW_zm, dh_0, dc_0, db_h; empty where the input is not there."""
+    chunk = Chunk(mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit)
+    saved = Saved(h, c, z, a, m, r)
+    g = steps.backward(chunk, saved, dh[1:], None, dc_T, steps.plan_for(chunk))
+    dW_mh, dW_zm = steps.weight_gradients(saved, g)
+    none = h_0.new_empty(0)
+    return (
+        none if g.dmx is None else g.dmx.contiguous(),
+        g.dz.clone(),
+        none.clone() if g.dpx is None else g.dpx,
+        none.clone() if dW_mh is None else dW_mh.to(W_zm.dtype),
+        dW_zm.to(W_zm.dtype),
+        g.dh_0 + dh[0],
+        g.dc_0,
+        none.clone() if g.db_h is None else g.db_h.sum(0),
+    )
+
+
+@_backward.register_fake
+def _(
+    dh: Tensor,
+    dc_T: Tensor | None,
+    mx: Tensor | None,
+    zx: Tensor,
+    px: Tensor | None,
+    W_mh: Tensor | None,
+    W_zm: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    mask: Tensor | None,
+    b_h: Tensor | None,
+    unit: str,
+    h: Tensor,
+    c: Tensor,
+    z: Tensor,
+    a: Tensor,
+    m: Tensor,
+    r: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def like(x: Tensor | None) -> Tensor:
+        return h_0.new_empty(0) if x is None else torch.empty_like(x)
+
+    return like(mx), like(zx), like(px), like(W_mh), like(W_zm), like(h_0), like(c_0), like(b_h)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, unit = inputs
+    h, _c_T, *saved = output
+    ctx.save_for_backward(*tensors, h, *saved)
+    ctx.unit = unit
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dh: Tensor | None, dc_T: Tensor | None, *_saved: Tensor | None) -> tuple[Any, ...]:
+    *inputs, h, c, z, a, m, r = ctx.saved_tensors
+    mx, _, px, _, _, _, _, _, b_h = inputs
+    dh = torch.zeros_like(h) if dh is None else dh.contiguous()
+    dmx, dzx, dpx, dW_mh, dW_zm, dh_0, dc_0, db_h = _backward(dh, dc_T, *inputs, ctx.unit, h, c, z, a, m, r)
+    return (
+        None if mx is None else dmx,
+        dzx,
+        None if px is None else dpx,
+        None if mx is None else dW_mh,
+        dW_zm,
+        dh_0,
+        dc_0,
+        None,
+        None if b_h is None else db_h,
+        None,
+    )
+
+
+_forward.register_autograd(_gradients, setup_context=_setup_context)
