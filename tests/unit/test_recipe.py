@@ -1,6 +1,8 @@
 """Recipes: loading, inheritance, overrides, and every fault told at once."""
 
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,28 @@ def test_short_texts_get_fewer_lanes_then_shorter_chunks(symbols: int) -> None:
         assert train == start.train
     if train.lanes < start.train.lanes and symbols >= 8:
         assert symbols // (train.lanes * train.chunk) >= 8
+
+
+def test_the_page_explains_every_key_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    told = re.findall(r"^\| `([a-z_0-9.]+)` \| (.*?) \|", page, flags=re.M)
+    told = [(key, default) for key, default in told if key in recipe.KEYS]
+    assert [key for key, _ in told] == list(recipe.KEYS)
+    defaults = {
+        key: value
+        for key, value in tomllib.loads(recipe.dumps(Recipe())).items()
+        if key not in recipe.SECTIONS
+    }
+    for section, table in tomllib.loads(recipe.dumps(Recipe())).items():
+        if section in recipe.SECTIONS:
+            defaults |= {f"{section}.{key}": value for key, value in table.items()}
+    for key, default in told:
+        if key != "name":
+            assert tomllib.loads(f"v = {default.strip('`')}")["v"] == defaults[key], key
+
+
+def test_the_example_on_that_page_is_a_recipe(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, flags=re.M | re.S)
+    got = recipe.load(write(tmp_path, "mine.toml", example))
+    assert (got.title, got.data.corpus, got.model.hidden) == ("My letters", "letters/", 1024)
