@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -146,7 +147,7 @@ def evaluate_dynamic(
     learner = Learner(model, statistics, settings)
     device = learner.theta[0].device
     total = min(symbols, split.symbols_count) if symbols else split.symbols_count
-    text = torch.from_numpy(split.read(-1, total)).to(device, torch.long)[None]
+    text = torch.from_numpy(np.array(split.read(-1, total))).to(device)[None]
     started = time.perf_counter()
     whole = total // settings.segment
     fast: Learner | GraphedLearner = learner
@@ -155,7 +156,7 @@ def evaluate_dynamic(
     losses = torch.empty(total, device=device)
     for start in range(0, total, settings.segment):
         stop = min(start + settings.segment, total)
-        x, y = text[:, start:stop], text[:, start + 1 : stop + 1]
+        x, y = text[:, start:stop].long(), text[:, start + 1 : stop + 1].long()
         losses[start:stop] = (fast if stop - start == settings.segment else learner).learn(x, y)
     nats = float(losses.sum(dtype=torch.float64))
     if not math.isfinite(nats):
