@@ -196,17 +196,18 @@ def _gradients(ctx: Any, dh: Tensor | None, dc_T: Tensor | None, *_saved: Tensor
     dmx, dzx, dW_mh, dW_zm, dh_0, dc_0, dpx, db_h = _backward(
         dh, dc_T, mx, W_mh, W_zm, h_0, c_0, mask, px, b_h, ctx.unit, h, *saved
     )
-    given = {"mx": mx is not None, "px": px is not None, "b_h": b_h is not None}
+    if mx is None:
+        dmx = dW_mh = None
     return (
-        dmx if given["mx"] else None,
+        dmx,
         dzx,
-        dW_mh if given["mx"] else None,
+        dW_mh,
         dW_zm,
         dh_0,
         dc_0,
         None,
-        dpx if given["px"] else None,
-        db_h if given["b_h"] else None,
+        None if px is None else dpx,
+        None if b_h is None else db_h,
         None,
     )
 
