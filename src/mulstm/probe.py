@@ -1,0 +1,136 @@
+"""Which units know a label: a sparse linear classifier on representations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mulstm.checkpoint import Checkpoint
+from mulstm.embedding import embed
+from mulstm.errors import DataError, ExtraError
+from mulstm.records import Record
+
+STRENGTHS = tuple(2.0**k for k in range(-8, 3))  # of the data against the penalty
+REPRESENTATIONS = ("h_mean", "h_final", "c_final")
+
+
+@dataclass(frozen=True)
+class UnitFound:
+    """A unit, its weight in the classifier of all units, and how well it separates the labels alone."""
+
+    unit: int
+    label: str  # which label it speaks for, where there are more than two
+    weight: float
+    separation: float  # area under the ROC curve, 0.5 ... 1; its sign is the weight's
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the classifier came to."""
+
+    labels: list[str]
+    records: int
+    held_out: int
+    accuracy: float  # on the records held out
+    majority: float  # what always giving the commonest label would reach there
+    units_used: int
+    strength: float
+    units: list[UnitFound]
+
+
+def find(
+    loaded: Checkpoint, records: Sequence[Record], *, of: str = "", top: int = 10, seed: int = 1
+) -> Probe:
+    """Fits on four fifths of the records, measures on the rest; `of` is which representation to read.
+
+    Reviews' models were made to be read from c at the end; others are read from the mean of h.
+    """
+    linear, selection, metrics = _sklearn()
+    labels = sorted({record.label for record in records})
+    if len(labels) < 2:
+        raise DataError(f"The records carry {len(labels)} label(s). Give at least two different ones.")
+    review = str((loaded.meta.get("source") or {}).get("convention", "")).endswith("-review")
+    of = of or ("c_final" if review else "h_mean")
+    if of not in REPRESENTATIONS:
+        raise DataError(f'There is no representation "{of}". Choose one of: {", ".join(REPRESENTATIONS)}.')
+    y = np.array([labels.index(record.label) for record in records])
+    rarest = int(np.bincount(y).min())
+    if rarest < 5:
+        raise DataError(
+            f'Only {rarest} records carry the label "{labels[int(np.bincount(y).argmin())]}". '
+            "Give at least five of each."
+        )
+    X = getattr(embed(loaded, [record.text for record in records]), of)
+    learn, test = selection.train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
+    X = (X - X[learn].mean(axis=0)) / (X[learn].std(axis=0) + 1e-6)
+    folds = selection.StratifiedKFold(
+        min(5, int(np.bincount(y[learn]).min())), shuffle=True, random_state=seed
+    )
+    tried = {C: _fitted(linear, C, seed, len(labels)) for C in STRENGTHS}
+    mean_accuracy = {
+        C: float(selection.cross_val_score(model, X[learn], y[learn], cv=folds).mean())
+        for C, model in tried.items()
+    }
+    # Of the equally good the sparsest.
+    C = min(C for C in STRENGTHS if mean_accuracy[C] >= max(mean_accuracy.values()) - 1e-9)
+    model = tried[C].fit(X[learn], y[learn])
+    weights = _weights(model, len(labels))
+    return Probe(
+        labels,
+        len(y),
+        len(test),
+        float(model.score(X[test], y[test])),
+        float(np.bincount(y[test]).max() / len(test)),
+        int((weights != 0).any(axis=0).sum()),
+        C,
+        _ranked(weights, X, y, labels, top, metrics),
+    )
+
+
+def _fitted(linear: Any, C: float, seed: int, labels: int) -> Any:
+    solver = "liblinear" if labels == 2 else "saga"
+    settings: dict[str, Any] = {"C": C, "solver": solver, "random_state": seed, "max_iter": 5000, "tol": 1e-3}
+    # scikit-learn 1.8 took the word for a penalty away.
+    if inspect.signature(linear.LogisticRegression).parameters["penalty"].default == "deprecated":
+        return linear.LogisticRegression(l1_ratio=1.0, **settings)
+    return linear.LogisticRegression(penalty="l1", **settings)
+
+
+def _weights(model: Any, labels: int) -> npt.NDArray[np.float64]:
+    """One row a label; with two labels, one row for the second."""
+    weights: npt.NDArray[np.float64] = model.coef_
+    return weights if labels > 2 else weights[:1]
+
+
+def _ranked(
+    weights: npt.NDArray[np.float64],
+    X: npt.NDArray[np.float32],
+    y: npt.NDArray[np.int64],
+    labels: list[str],
+    top: int,
+    metrics: Any,
+) -> list[UnitFound]:
+    found = []
+    order = np.argsort(-np.abs(weights), axis=None, kind="stable")[:top]
+    for row, unit in zip(*np.unravel_index(order, weights.shape), strict=True):
+        if weights[row, unit] == 0:
+            break
+        label = int(row) if len(labels) > 2 else 1
+        area = float(metrics.roc_auc_score(y == label, X[:, unit]))
+        found.append(UnitFound(int(unit), labels[label], float(weights[row, unit]), max(area, 1 - area)))
+    return found
+
+
+def _sklearn() -> tuple[Any, Any, Any]:
+    try:
+        from sklearn import linear_model, metrics, model_selection
+    except ImportError as error:
+        raise ExtraError(
+            'Finding units needs scikit-learn, which is not installed. Run "pip install mulstm[neurons]".'
+        ) from error
+    return linear_model, model_selection, metrics
