@@ -290,7 +290,7 @@ def test_python_needs_no_download() -> None:
 
 
 def test_ptb_protocols_on_made_up_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [b" one <unk> two \n three \n", b" four \n", b" five <unk> \n"]
+    texts = [b" a <unk> two \n three \n", b" four \n", b" five <unk> \n"]
     known = next(k for k in KNOWN if k.name == "ptb")
     files = tuple(
         replace(f, size=len(t), sha256=hashlib.sha256(t).hexdigest())
@@ -302,10 +302,10 @@ def test_ptb_protocols_on_made_up_lines(tmp_path: Path, monkeypatch: pytest.Monk
     whole = {
         p: load("ptb", data_dir=tmp_path, protocol=p).text.read for p in ("mikolov", "raw", "spaced", "unk")
     }
-    assert whole["raw"](0, 24).tobytes() == texts[0]
-    assert whole["mikolov"](0, 20).tobytes() == b"one <unk> two\nthree\n"
-    assert whole["spaced"](0, 22).tobytes() == b"one <unk> two \nthree \n"
-    assert whole["unk"](0, 16).tobytes() == b"one \x1a two\nthree\n"
+    assert whole["raw"](0, 22).tobytes() == texts[0]
+    assert whole["mikolov"](0, 18).tobytes() == b"a <unk> two\nthree\n"
+    assert whole["spaced"](0, 20).tobytes() == b"a <unk> two \nthree \n"
+    assert whole["unk"](0, 14).tobytes() == b"a \x1a two\nthree\n"
     default = load("ptb", data_dir=tmp_path)
     assert default.protocol == "mikolov"
     assert [default.split(s).words for s in ("train", "valid", "test")] == [6, 2, 3]

@@ -80,7 +80,11 @@ def test_values_that_contradict_each_other(overrides: list[str], words: str) -> 
 
 
 def test_inheritance_gives_only_what_differs(tmp_path: Path) -> None:
-    write(tmp_path, "base.toml", 'like = "text"\ntitle = "base"\n[model]\nhidden = 64\n[train]\nlanes = 4\n')
+    write(
+        tmp_path,
+        "base.toml",
+        'like = "text"\nname = "other"\ntitle = "base"\n[model]\nhidden = 64\n[train]\nlanes = 4\n',
+    )
     path = write(tmp_path, "child.toml", 'like = "base.toml"\n[train]\nchunk = 7\n')
     child = recipe.load(path)
     assert (child.name, child.title) == ("child", "base")
