@@ -17,9 +17,36 @@ INITIAL_TEXT: tl.constexpr = tl.constexpr(2)
 TANH: tl.constexpr = tl.constexpr(3)
 
 
+# The interpreter, which checks the kernels on a CPU, knows no machine instructions.
+NATIVE: tl.constexpr = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
 @triton.jit
 def tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def quick_tanh(x):
+    """One instruction, to 2^-11 of the result: for values that are rounded to bf16, never for slopes."""
+    if NATIVE:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return tanh(x)
+
+
+@triton.jit
+def quick_sigmoid(x):
+    return 0.5 * quick_tanh(0.5 * x) + 0.5
+
+
+@triton.jit
+def prefetch(pointers, inside):
+    """Asks for lines to be brought into L2, for a kernel that comes later."""
+    if NATIVE:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+            "=r,l,r", [pointers.to(tl.int64), inside.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -34,12 +61,13 @@ def column(u, gate: tl.constexpr, UNIT: tl.constexpr):
 def cell_forward(h_hat, i, o, f, c_prev, b_h, UNIT: tl.constexpr):
     """c_t and the unmasked h_t from z_t; for TANH z_t is in h_hat."""
     if UNIT == TANH:
-        return c_prev, tanh(h_hat)
-    candidate = h_hat if UNIT == INITIAL else tanh(h_hat)
-    c = tl.sigmoid(f) * c_prev + tl.sigmoid(i) * candidate
+        return c_prev, quick_tanh(h_hat)
+    candidate = h_hat if UNIT == INITIAL else quick_tanh(h_hat)
+    # What is forgotten multiplies up over hundreds of steps.
+    c = tl.sigmoid(f) * c_prev + quick_sigmoid(i) * candidate
     if UNIT == STANDARD:
-        return c, tanh(c) * tl.sigmoid(o)
-    return c, tanh(tl.sigmoid(o) * c + b_h)
+        return c, quick_tanh(c) * quick_sigmoid(o)
+    return c, quick_tanh(quick_sigmoid(o) * c + b_h)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mulstm.ops.triton_cell import TANH, cell_backward, cell_forward, column
+from mulstm.ops.triton_cell import TANH, cell_backward, cell_forward, column, prefetch
 
 
 @triton.jit
@@ -17,92 +17,115 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
+def fetch_ahead(x, stride, b, B, first, WIDTH, COLUMNS: tl.constexpr, LINE: tl.constexpr):
+    """Prefetches columns first .. first + COLUMNS of the rows b; a line holds LINE of them."""
+    at = first + tl.arange(0, COLUMNS // LINE)[None, :] * LINE
+    prefetch(x + b * stride + at, (b < B) & (at < WIDTH))
+
+
+@triton.jit
 def m_forward(
-    a, mx, m, stride_a, stride_mx, B, H, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr
-):
-    """m = mx * a."""
+    a, mx, m, zx, stride_mx, stride_zx, B, H,
+    BR: tl.constexpr, BU: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """m = mx * a; brings zx of this step nearer, for the kernel after the next product."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
-    u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
+    first = tl.program_id(1) * BU
+    u = first + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     x = tl.load(mx + b * stride_mx + u, mask=inside).to(tl.float32)
+    fetch_ahead(zx, stride_zx, b, B, first * BLOCKS, H * BLOCKS, BU * BLOCKS, 64)
     wait(PDL)
-    y = tl.load(a + b * stride_a + u, mask=inside).to(tl.float32)
+    y = tl.load(a + b * H + u, mask=inside).to(tl.float32)
     tl.store(m + b * H + u, (x * y).to(m.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def gates_forward(
     r,  # (B, 4H)  W_zm m
-    zx, px, c_prev, mask, b_h,
+    zx, px, c_prev, mask, b_h, mx_next,
     z, r_kept, c, h,
-    stride_zx, stride_px, B, H,
-    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, SAVE: tl.constexpr,
-    BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    stride_zx, stride_px, stride_mx, B, H,
+    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, HAS_NEXT: tl.constexpr,
+    SAVE: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """From the recurrent product to c and h; keeps z (and MI-LSTM's r) for the backward."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
-    u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
+    first = tl.program_id(1) * BU
+    u = first + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     blocks: tl.constexpr = 1 if UNIT == TANH else 4
     width = blocks * H
     at = b * H + u
-    wait(PDL)
-    z_0, z_1, z_2, z_3 = _z(r, zx, px, z, r_kept, b, u, inside, stride_zx, stride_px, width, UNIT, HAS_PX, SAVE)
-    old = tl.load(c_prev + at, mask=inside, other=0.0) if UNIT != TANH else z_0
+    n_0, n_1, n_2, n_3 = column(u, 0, UNIT), column(u, 1, UNIT), column(u, 2, UNIT), column(u, 3, UNIT)
+    # All loads stand before the first store: the compiler cannot move one across it.
+    x_0 = tl.load(zx + b * stride_zx + n_0, mask=inside, other=0.0)
+    x_1, x_2, x_3 = x_0, x_0, x_0
+    if UNIT != TANH:
+        x_1 = tl.load(zx + b * stride_zx + n_1, mask=inside, other=0.0)
+        x_2 = tl.load(zx + b * stride_zx + n_2, mask=inside, other=0.0)
+        x_3 = tl.load(zx + b * stride_zx + n_3, mask=inside, other=0.0)
+    keep = tl.load(mask + at, mask=inside, other=0.0) if HAS_MASK else 1.0
     bias = tl.load(b_h + u, mask=u < H, other=0.0).to(tl.float32) if HAS_B else 0.0
+    if HAS_NEXT:
+        fetch_ahead(mx_next, stride_mx, b, B, first, H, BU, 64)
+    wait(PDL)
+    r_0 = tl.load(r + b * width + n_0, mask=inside, other=0.0)
+    r_1, r_2, r_3 = r_0, r_0, r_0
+    if UNIT != TANH:
+        r_1 = tl.load(r + b * width + n_1, mask=inside, other=0.0)
+        r_2 = tl.load(r + b * width + n_2, mask=inside, other=0.0)
+        r_3 = tl.load(r + b * width + n_3, mask=inside, other=0.0)
+    old = tl.load(c_prev + at, mask=inside, other=0.0) if UNIT != TANH else bias
+    z_0 = _z(r_0, x_0, px, b, n_0, inside, stride_px, HAS_PX)
+    z_1, z_2, z_3 = z_0, z_0, z_0
+    if UNIT != TANH:
+        z_1 = _z(r_1, x_1, px, b, n_1, inside, stride_px, HAS_PX)
+        z_2 = _z(r_2, x_2, px, b, n_2, inside, stride_px, HAS_PX)
+        z_3 = _z(r_3, x_3, px, b, n_3, inside, stride_px, HAS_PX)
     new, y = cell_forward(z_0, z_1, z_2, z_3, old, bias, UNIT)
-    if HAS_MASK:
-        y *= tl.load(mask + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(h + at, (y * keep).to(h.dtype.element_ty), mask=inside)
     if UNIT != TANH:
         tl.store(c + at, new, mask=inside)
-    tl.store(h + at, y.to(h.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _z(
-    r, zx, px, z, r_kept, b, u, inside, stride_zx, stride_px, width,
-    UNIT: tl.constexpr, HAS_PX: tl.constexpr, SAVE: tl.constexpr,
-):  # fmt: skip
-    """The four blocks of z_t (one for TANH, repeated), stored for the backward."""
-    z_0 = _z_block(r, zx, px, z, r_kept, b, column(u, 0, UNIT), inside, stride_zx, stride_px, width, HAS_PX, SAVE)
-    if UNIT == TANH:
-        return z_0, z_0, z_0, z_0
-    z_1 = _z_block(r, zx, px, z, r_kept, b, column(u, 1, UNIT), inside, stride_zx, stride_px, width, HAS_PX, SAVE)
-    z_2 = _z_block(r, zx, px, z, r_kept, b, column(u, 2, UNIT), inside, stride_zx, stride_px, width, HAS_PX, SAVE)
-    z_3 = _z_block(r, zx, px, z, r_kept, b, column(u, 3, UNIT), inside, stride_zx, stride_px, width, HAS_PX, SAVE)
-    return z_0, z_1, z_2, z_3
-
-
-@triton.jit
-def _z_block(
-    r, zx, px, z, r_kept, b, at, inside, stride_zx, stride_px, width, HAS_PX: tl.constexpr, SAVE: tl.constexpr
-):
-    r_t = tl.load(r + b * width + at, mask=inside, other=0.0).to(tl.float32)
-    z_t = tl.load(zx + b * stride_zx + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_PX:
-        z_t += r_t * tl.load(px + b * stride_px + at, mask=inside, other=0.0).to(tl.float32)
-        if SAVE:
-            tl.store(r_kept + b * width + at, r_t.to(r_kept.dtype.element_ty), mask=inside)
-    else:
-        z_t += r_t
     if SAVE:
-        tl.store(z + b * width + at, z_t.to(z.dtype.element_ty), mask=inside)
-    return z_t
+        _keep(z_0, r_0, z, r_kept, b * width + n_0, inside, HAS_PX)
+        if UNIT != TANH:
+            _keep(z_1, r_1, z, r_kept, b * width + n_1, inside, HAS_PX)
+            _keep(z_2, r_2, z, r_kept, b * width + n_2, inside, HAS_PX)
+            _keep(z_3, r_3, z, r_kept, b * width + n_3, inside, HAS_PX)
+
+
+@triton.jit
+def _z(r, x, px, b, n, inside, stride_px, HAS_PX: tl.constexpr):
+    """A block of z_t."""
+    if HAS_PX:
+        r = r.to(tl.float32) * tl.load(px + b * stride_px + n, mask=inside, other=0.0).to(tl.float32)
+    return x.to(tl.float32) + r.to(tl.float32)
+
+
+@triton.jit
+def _keep(z_t, r_t, z, r, at, inside, HAS_PX: tl.constexpr):
+    """Stores a block for the backward."""
+    tl.store(z + at, z_t.to(z.dtype.element_ty), mask=inside)
+    if HAS_PX:
+        tl.store(r + at, r_t.to(r.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def gates_backward(
     dh_rec,  # (SPLIT, B, H) partial sums, from the step after
     dh, z, c_prev, c, mask, b_h, px, r,
+    mx, a,  # of this step, for the kernel after the next product
     dc,  # (B, H) fp32, replaced
     dz, dr, dpx, db_h,  # db_h: (B, H) fp32, added to
-    stride_dz, stride_px, B, H,
-    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, SPLIT: tl.constexpr,
-    BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    stride_dz, stride_px, stride_mx, B, H,
+    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, HAS_M: tl.constexpr,
+    SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dz of a step from the gradient of its h and c."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
-    u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
+    first = tl.program_id(1) * BU
+    u = first + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     blocks: tl.constexpr = 1 if UNIT == TANH else 4
     at = b * H + u
@@ -118,6 +141,9 @@ def gates_backward(
         new = tl.load(c + at, mask=inside, other=0.0)
     bias = tl.load(b_h + u, mask=u < H, other=0.0).to(tl.float32) if HAS_B else 0.0
     keep = tl.load(mask + at, mask=inside, other=0.0).to(tl.float32) if HAS_MASK else 1.0
+    if HAS_M:
+        fetch_ahead(mx, stride_mx, b, B, first, H, BU, 64)
+        fetch_ahead(a, H, b, B, first, H, BU, 64)
     wait(PDL)
     for s in tl.static_range(SPLIT):
         d += tl.load(dh_rec + s * B * H + at, mask=inside, other=0.0).to(tl.float32)
@@ -150,17 +176,24 @@ def _put(d, at, dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_
 @triton.jit
 def m_backward(
     dm,  # (SPLIT, B, H) partial sums
-    mx, a, da, dmx,
+    mx, a, da, dmx, z_next, c_next, dh_next,
     stride_mx, stride_dmx, B, H,
-    SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, HAS_NEXT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, BLOCKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """da and dmx from dm, whose partial sums are added in order."""
+    """da and dmx from dm, whose partial sums are added in order; brings nearer what the cell's backward reads."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
-    u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
+    first = tl.program_id(1) * BU
+    u = first + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     at = b * H + u
     x = tl.load(mx + b * stride_mx + u, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NEXT:
+        fetch_ahead(z_next, BLOCKS * H, b, B, first * BLOCKS, H * BLOCKS, BU * BLOCKS, 64)
+        fetch_ahead(dh_next, H, b, B, first, H, BU, 64)
+        if BLOCKS > 1:
+            fetch_ahead(c_next, H, b, B, first, H, BU, 32)
     wait(PDL)
     d = tl.zeros([BR, BU], tl.float32)
     for s in tl.static_range(SPLIT):

@@ -1,9 +1,9 @@
 """Small layers: one launch for a whole chunk, the weights resident on chip, lanes in independent groups.
 
 A group of CTAs owns some lanes for the whole chunk; a CTA of it owns UNITS units and keeps their rows of W_mh
-and W_zm in shared memory. Forward, the group exchanges h and m; backward, each CTA multiplies what it owns by
-its own rows, and the group exchanges partial sums, which are added in the CTAs' order. Two meetings a step
-either way. Groups never wait for each other.
+and W_zm in shared memory. Forward, the group exchanges h and m. Backward, dz is four times as wide, so each CTA
+multiplies its own dz by its own rows of W_zm and the group exchanges partial sums, which are added in the CTAs'
+order; then it exchanges da. Two meetings a step either way. Groups never wait for each other.
 """
 
 from __future__ import annotations
@@ -15,11 +15,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mulstm.ops.triton_cell import GROUP, cell_backward, cell_forward
+from mulstm.ops.triton_cell import GROUP, NATIVE, cell_backward, cell_forward
 
 UNITS = 32  # owned by a CTA
 SPINS = 400_000  # polls before a CTA gives up waiting, a few tenths of a second
 WIDEST = 512
+
+
+@triton.jit
+def look(counter):
+    """Reads the counter; what its writers wrote before is then visible."""
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [counter.to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    return tl.atomic_add(counter, 0, sem="acquire")
 
 
 @triton.jit
@@ -29,7 +40,7 @@ def meet(counter, target, failed, patience):
     seen = tl.atomic_add(counter, 1, sem="acq_rel") + 1
     spins = 0
     while (seen < target) & (spins < patience):
-        seen = tl.atomic_add(counter, 0, sem="acquire")
+        seen = look(counter)
         spins += 1
     if seen < target:
         tl.store(failed, 1)
@@ -94,13 +105,17 @@ def small_forward(
     c_t = tl.load(c + at, mask=inside, other=0.0)
     keep = tl.load(mask + at, mask=inside, other=0.0) if HAS_MASK else 1.0
     meetings = 0
+    # What a step reads is asked for in the step before, ahead of the meeting.
+    at_zx = lane[None, :] * stride_zx + n[:, None]
+    at_mx = lane[None, :] * stride_mx + unit[:, None]
+    z_t = tl.load(zx + at_zx, mask=wide, other=0.0)
+    if HAS_M:
+        x_t = tl.load(mx + at_mx, mask=inside, other=0.0)
     for t in tl.range(0, T, num_stages=1):
         step = t * B * H
         kept = step if SAVE else 0
-        z_t = tl.load(zx + t * B * stride_zx + lane[None, :] * stride_zx + n[:, None], mask=wide, other=0.0)
         operand = h + step
         if HAS_M:
-            x_t = tl.load(mx + t * B * stride_mx + lane[None, :] * stride_mx + unit[:, None], mask=inside, other=0.0)
             before = tl.load(operand + at_lanes, mask=within, other=0.0, cache_modifier=".cg")
             a_t = first_half(tl.dot(W_m, tl.trans(before)), U, L)
             if SAVE:
@@ -119,6 +134,9 @@ def small_forward(
         if SAVE:
             tl.store(c + step + B * H + at, c_t, mask=inside)
         if t + 1 < T:
+            z_t = tl.load(zx + (t + 1) * B * stride_zx + at_zx, mask=wide, other=0.0)
+            if HAS_M:
+                x_t = tl.load(mx + (t + 1) * B * stride_mx + at_mx, mask=inside, other=0.0)
             meetings += 1
             patience = meet(counters + group, meetings * PARTS, failed, patience)
     if not SAVE:
@@ -126,16 +144,12 @@ def small_forward(
 
 
 @triton.jit
-def exchanged(
-    sums, mine, x, part, at_sums, at_own, counters, target, failed, patience, PARTS: tl.constexpr, SIZE: tl.constexpr
-):
-    """Sum over the group, in the CTAs' order, of the rows that are mine."""
-    tl.store(sums + part * SIZE + at_sums, x)
-    patience = meet(counters, target, failed, patience)
-    total = tl.load(sums + at_own, mask=mine, other=0.0, cache_modifier=".cg")
+def summed(sums, mine, at_own, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """The group's partial sums of my rows, added in the CTAs' order."""
+    total = tl.load(sums + at_own, mask=mine, other=0.0, cache_modifier=".cg").to(tl.float32)
     for q in tl.static_range(1, PARTS):
-        total += tl.load(sums + q * SIZE + at_own, mask=mine, other=0.0, cache_modifier=".cg")
-    return total, patience
+        total += tl.load(sums + q * SIZE + at_own, mask=mine, other=0.0, cache_modifier=".cg").to(tl.float32)
+    return total
 
 
 @triton.jit
@@ -145,18 +159,22 @@ def small_backward(
     UNIT: tl.constexpr, HAS_M: tl.constexpr, HAS_MASK: tl.constexpr,
     PARTS: tl.constexpr, U: tl.constexpr, L: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """dmx, dz and da of all steps; dc is replaced by dc_0. sums: (groups, 2, PARTS, K, L) fp32."""
+    """dmx, dz and da of all steps; dc is replaced by dc_0. sums: (groups, 2, PARTS, K, L)."""
     group = tl.program_id(0) // PARTS
     part = tl.program_id(0) % PARTS
     SIZE: tl.constexpr = K * L
     k = tl.arange(0, K)
+    row = tl.arange(0, 2 * U)
     lane = group * L + tl.arange(0, L)
     unit = part * U + tl.arange(0, U)
     n = part * 4 * U + tl.arange(0, 4 * U)
-    # Own rows, read as columns: (K, 4U) and (K, U).
+    # Own rows of W_zm, read as columns; own columns of W_mh, read as rows.
     W_z = tl.load(W_zm + n[None, :] * H + k[:, None], mask=(k < H)[:, None], other=0.0)
     if HAS_M:
-        W_m = tl.load(W_mh + unit[None, :] * H + k[:, None], mask=(k < H)[:, None] & (unit < H)[None, :], other=0.0)
+        own = (row[:, None] < U) & (k[None, :] < H)
+        W_m = tl.load(W_mh + k[None, :] * H + (part * U + row)[:, None], mask=own, other=0.0)
+    within = (lane < B)[:, None] & (k < H)[None, :]
+    at_lanes = lane[:, None] * H + k[None, :]
     inside = (lane < B)[None, :] & (unit < H)[:, None]
     wide = (lane < B)[None, :] & (n < 4 * H)[:, None]
     at = lane[None, :] * H + unit[:, None]
@@ -167,40 +185,45 @@ def small_backward(
     keep = tl.load(mask + at, mask=inside, other=0.0) if HAS_MASK else 1.0
     d_h = tl.load(dh_T + at, mask=inside, other=0.0).to(tl.float32)
     d_c = tl.load(dc + at, mask=inside, other=0.0)
-    # Two places in turn: a CTA may still read the one while another already fills the other.
     first = sums + group * 2 * PARTS * SIZE
-    second = first + PARTS * SIZE
     meetings = 0
     OFFSET: tl.constexpr = 1 if HAS_M else 0
+    # What a step reads is asked for in the step before, ahead of the meeting.
+    last = (T - 1) * B * H
+    z_t = tl.load(z + 4 * last + at_z, mask=wide, other=0.0)
+    d_t = tl.load(dh + last + at, mask=inside, other=0.0)
+    new = tl.load(c + last + B * H + at, mask=inside, other=0.0)
+    old = tl.load(c + last + at, mask=inside, other=0.0)
     for back in tl.range(0, T, num_stages=1):
         t = T - 1 - back
         step = t * B * H
-        z_t = tl.load(z + t * B * 4 * H + at_z, mask=wide, other=0.0).to(tl.float32)
-        d_t = tl.load(dh + step + at, mask=inside, other=0.0).to(tl.float32)
-        old = tl.load(c + step + at, mask=inside, other=0.0)
-        new = tl.load(c + step + B * H + at, mask=inside, other=0.0)
-        h_hat, i, o, f = gates_apart(z_t, U, L)
-        d_0, d_1, d_2, d_3, d_c, _ = cell_backward(h_hat, i, o, f, old, new, (d_t + d_h) * keep, d_c, 0.0, UNIT)
+        h_hat, i, o, f = gates_apart(z_t.to(tl.float32), U, L)
+        d_h = (d_t.to(tl.float32) + d_h) * keep
+        d_0, d_1, d_2, d_3, d_c, _ = cell_backward(h_hat, i, o, f, old, new, d_h, d_c, 0.0, UNIT)
         d_z = gates_together(d_0, d_1, d_2, d_3, U, L).to(dx.dtype.element_ty)
+        # Two places in turn: a CTA may still read the one while another already fills the other.
+        place = first + (back % 2) * PARTS * SIZE
+        tl.store(place + part * SIZE + at_sums, tl.dot(W_z, d_z).to(sums.dtype.element_ty))
         out = dx + t * B * stride_dx + lane[None, :] * stride_dx
         tl.store(out + OFFSET * H + n[:, None], d_z, mask=wide)
-        meetings += 1
-        place = first if HAS_M else first + (back % 2) * PARTS * SIZE
-        d_h, patience = exchanged(
-            place, mine, tl.dot(W_z, d_z), part, at_sums, at_own,
-            counters + group, meetings * PARTS, failed, patience, PARTS, SIZE,
-        )  # fmt: skip
+        new = old
+        if t > 0:
+            z_t = tl.load(z + 4 * (step - B * H) + at_z, mask=wide, other=0.0)
+            d_t = tl.load(dh + step - B * H + at, mask=inside, other=0.0)
+            old = tl.load(c + step - B * H + at, mask=inside, other=0.0)
         if HAS_M:
             x_t = tl.load(mx + t * B * stride_mx + lane[None, :] * stride_mx + unit[:, None], mask=inside, other=0.0)
             a_t = tl.load(a + step + at, mask=inside, other=0.0)
-            d_a = (d_h * x_t.to(tl.float32)).to(da.dtype.element_ty)
-            tl.store(da + step + at, d_a, mask=inside)
+        meetings += 1
+        patience = meet(counters + group, meetings * PARTS, failed, patience)
+        d_h = summed(place, mine, at_own, PARTS, SIZE)
+        if HAS_M:
+            tl.store(da + step + at, (d_h * x_t.to(tl.float32)).to(da.dtype.element_ty), mask=inside)
             tl.store(out + unit[:, None], (d_h * a_t.to(tl.float32)).to(dx.dtype.element_ty), mask=inside)
             meetings += 1
-            d_h, patience = exchanged(
-                second, mine, tl.dot(W_m, d_a), part, at_sums, at_own,
-                counters + group, meetings * PARTS, failed, patience, PARTS, SIZE,
-            )  # fmt: skip
+            patience = meet(counters + group, meetings * PARTS, failed, patience)
+            d_a = tl.load(da + step + at_lanes, mask=within, other=0.0, cache_modifier=".cg")
+            d_h = first_half(tl.dot(W_m, tl.trans(d_a)), U, L)
     tl.store(dc + at, d_c, mask=inside)
     tl.store(dh_0 + at, d_h.to(dh_0.dtype.element_ty), mask=inside)
 

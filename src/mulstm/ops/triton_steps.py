@@ -15,7 +15,7 @@ from mulstm.ops import triton_small as small
 from mulstm.ops.triton_plan import Plan, Tile, plan_of
 
 UNITS = {"standard": 0, "initial": 1, "initial-text": 2, "tanh": 3}
-ROWS, COLUMNS = 4, 256  # a pointwise kernel's tile
+ROWS, COLUMNS, WARPS = 4, 256, 4  # a pointwise kernel's tile
 
 
 class Chunk(NamedTuple):
@@ -105,7 +105,7 @@ class _Pointwise:
         self.columns = columns
 
     def options(self, pdl: bool) -> dict[str, Any]:
-        return {"BR": ROWS, "BU": self.columns, "PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+        return {"BR": ROWS, "BU": self.columns, "PDL": pdl, "launch_pdl": pdl, "num_warps": WARPS}
 
 
 def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
@@ -146,10 +146,11 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
 
 def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
     """A function of t that makes a_t and m_t."""
-    mx, W_mh = chunk.mx, chunk.W_mh
+    mx, zx, W_mh = chunk.mx, chunk.zx, chunk.W_mh
     assert mx is not None and W_mh is not None
     h, a, m = saved.h, saved.a, saved.m
     _, B, H = h.shape
+    blocks = zx.shape[2] // H
     kept = a.shape[0]
     if tile is None:
         work = _Pointwise(B, H)
@@ -158,7 +159,7 @@ def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
             k = t % kept
             torch.mm(h[t], W_mh.t(), out=a[k])
             pointwise.m_forward[work.grid](
-                a[k], mx[t], m[k], a.stride(1), mx.stride(1), B, H, **work.options(pdl)
+                a[k], mx[t], m[k], zx[t], mx.stride(1), zx.stride(1), B, H, BLOCKS=blocks, **work.options(pdl)
             )
 
         return plain
@@ -188,11 +189,12 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> An
 
         def plain(t: int, pdl: bool) -> None:
             torch.mm(h[t] if mx is None else m[t % m.shape[0]], W_zm.t(), out=scratch)
+            following = None if mx is None or t + 1 == zx.shape[0] else mx[t + 1]
             pointwise.gates_forward[work.grid](
-                scratch, zx[t], zx if px is None else px[t], c[t % places], mask, b_h,
+                scratch, zx[t], None if px is None else px[t], c[t % places], mask, b_h, following,
                 z[t] if save else z, r[t] if save and px is not None else r, c[(t + 1) % places], h[t + 1],
-                zx.stride(1), 0 if px is None else px.stride(1), B, H,
-                HAS_PX=px is not None, **flags, **work.options(pdl),
+                zx.stride(1), 0 if px is None else px.stride(1), 0 if mx is None else mx.stride(1), B, H,
+                HAS_PX=px is not None, HAS_NEXT=following is not None, **flags, **work.options(pdl),
             )  # fmt: skip
 
         return plain
@@ -228,7 +230,7 @@ def backward(
     if plan.lanes:
         grid, counters, failed, options = small.launch(H, B, plan.lanes, zx.device)
         dh_0 = torch.empty_like(h_0)
-        sums = torch.empty(2 * grid[0] * options["K"] * options["L"], dtype=torch.float32, device=zx.device)
+        sums = zx.new_empty(2 * grid[0] * options["K"] * options["L"])
         small.small_backward[grid](
             dh, dh_rec, dc, mx, W_mh, W_zm, mask, c, z, a, dx, da, dh_0, sums, counters, failed,
             0 if mx is None else mx.stride(1), dx.stride(1), T, B, H, small.SPINS,
@@ -242,10 +244,11 @@ def backward(
         lstm = unit != "tanh"
         pointwise.gates_backward[work.grid](
             dh_rec, dh[t], z[t], c[t] if lstm else c, c[t + 1] if lstm else c, mask, b_h,
-            zx if px is None else px[t], r if px is None else r[t],
-            dc, dz[t], dr[t], dr if dpx is None else dpx[t], db_h,
-            dz.stride(1), 0 if px is None else px.stride(1), B, H,
-            HAS_PX=px is not None, SPLIT=split, **flags, **work.options(pdl),
+            None if px is None else px[t], None if px is None else r[t],
+            None if mx is None else mx[t], None if mx is None else a[t],
+            dc, dz[t], dr[t], None if dpx is None else dpx[t], db_h,
+            dz.stride(1), 0 if px is None else px.stride(1), 0 if mx is None else mx.stride(1), B, H,
+            HAS_PX=px is not None, HAS_M=mx is not None, SPLIT=split, **flags, **work.options(pdl),
         )  # fmt: skip
 
     partial = _partial(dr, W_zm, plan.dm)
@@ -258,7 +261,7 @@ def backward(
                 cell(t - 1, dh_rec, split, plan.pdl)
     else:
         to_dh = _dh_step(chunk, saved, da, dh, dc, dz, db_h, plan, cell)
-        to_da = _da_step(chunk, saved, da, dmx, dz, partial, plan, work)
+        to_da = _da_step(chunk, saved, da, dmx, dz, dh, partial, plan, work)
         for t in range(T - 1, -1, -1):
             to_da(t, plan.pdl)
             if t > 0:
@@ -293,8 +296,9 @@ def _partial(x: Tensor, W: Tensor, tile: Tile | None) -> Any:
 
 
 def _da_step(
-    chunk: Chunk, saved: Saved, da: Tensor, dmx: Tensor, dz: Tensor, partial: Any, plan: Plan, work: _Pointwise
-) -> Any:
+    chunk: Chunk, saved: Saved, da: Tensor, dmx: Tensor, dz: Tensor, dh: Tensor,
+    partial: Any, plan: Plan, work: _Pointwise,
+) -> Any:  # fmt: skip
     """A function of t that makes da_t and dmx_t from dz_t."""
     mx, a, W_zm, tile = chunk.mx, saved.a, chunk.W_zm, plan.dm
     assert mx is not None
@@ -311,11 +315,15 @@ def _da_step(
 
         return fused
 
+    blocks = dz.shape[2] // H
+
     def summed(t: int, pdl: bool) -> None:
         dm, split = partial(t, pdl)
+        z_next, c_next, dh_next = (x[t - 1] if t > 0 and x.numel() else None for x in (saved.z, saved.c, dh))
         pointwise.m_backward[work.grid](
-            dm, mx[t], a[t], da[t], dmx[t], mx.stride(1), dmx.stride(1), B, H, SPLIT=split, **work.options(pdl)
-        )
+            dm, mx[t], a[t], da[t], dmx[t], z_next, c_next, dh_next, mx.stride(1), dmx.stride(1), B, H,
+            SPLIT=split, HAS_NEXT=t > 0, BLOCKS=blocks, **work.options(pdl),
+        )  # fmt: skip
 
     return summed
 
