@@ -67,7 +67,7 @@ KNOWN = (
                 (
                     "http://mattmahoney.net/dc/enwik8.zip",
                     "https://data.deepai.org/enwik8.zip",
-                    "https://cs.fit.edu/~mmahoney/compression/enwik8.bz2",
+                    "http://cs.fit.edu/~mmahoney/compression/enwik8.zip",
                 ),
             ),
         ),
@@ -84,7 +84,7 @@ KNOWN = (
                 (
                     "http://mattmahoney.net/dc/text8.zip",
                     "https://data.deepai.org/text8.zip",
-                    "https://github.com/piskvorky/gensim-data/releases/download/text8/text8.gz",
+                    "http://web.archive.org/web/2020/http://mattmahoney.net/dc/text8.zip",
                 ),
             ),
         ),
