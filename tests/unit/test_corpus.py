@@ -8,10 +8,12 @@ import lzma
 import os
 import sys
 import tarfile
+import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -137,16 +139,38 @@ def test_neither_copy_nor_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("made", data_dir=tmp_path / "nowhere")
 
 
-def test_downloads_name_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pooch = pytest.importorskip("pooch")
-    seen = {}
+def test_a_real_download(tmp_path: Path, made: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pooch")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    asked = []
 
-    def retrieve(address: str, **options: object) -> None:
-        seen.update(options, address=address)
+    class Host(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["User-Agent"]))
+            self.send_response(200 if self.path == "/made.zip" else 404)
+            self.end_headers()
+            if self.path == "/made.zip":
+                self.wfile.write(packed(".zip", TEXT))
 
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
-    store._download("http://x.invalid/a.zip", tmp_path / "a.zip")
-    assert seen["downloader"].kwargs["headers"]["User-Agent"].startswith("mulstm/")  # type: ignore[attr-defined]
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Host) as host:
+        threading.Thread(target=host.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{host.server_port}"
+        file = replace(made.files[0], addresses=(f"{root}/gone.zip", f"{root}/made.zip"))
+        monkeypatch.setattr(corpus, "KNOWN", (replace(made, files=(file,)),))
+        assert len(load("made").text) == 100
+        gone = replace(file, addresses=(f"{root}/gone.zip",), sha256="0" * 64)
+        monkeypatch.setattr(corpus, "KNOWN", (replace(made, files=(gone,)),))
+        with pytest.raises(DataError, match=r"gone\.zip: HTTPError 404"):
+            load("made")
+        host.shutdown()
+    assert [path for path, _ in asked] == ["/gone.zip", "/made.zip", "/gone.zip"]
+    assert all(agent.startswith("mulstm/") for _, agent in asked)
+
+
+def test_without_what_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(DataError, match="pip install pooch"):
         store._download("http://x.invalid/a.zip", tmp_path / "a.zip")

@@ -171,4 +171,5 @@ def _download(address: str, target: Path) -> None:
             downloader=pooch.HTTPDownloader(headers=headers, timeout=30),
         )
     except (OSError, ValueError) as error:
-        raise DataError(f"{type(error).__name__}") from None
+        status = getattr(getattr(error, "response", None), "status_code", "")
+        raise DataError(f"{type(error).__name__} {status}".rstrip()) from None
