@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
 from mulstm.errors import DataError
 from mulstm.nn.model import LanguageModel
-from mulstm.ops.reference import State
+from mulstm.replay import scorer
 from mulstm.units import bits_per_char, word_perplexity
 
 Losses = npt.NDArray[np.float32]
@@ -68,18 +67,17 @@ def evaluate(
     device = next(model.parameters()).device
     folded = model.folded().eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
-    state: tuple[State, ...] = folded.zero_state(lanes)
     started = time.perf_counter()
-    for k in range(-(-length // chunk)):
+    count = -(-length // chunk)
+    score = scorer(folded, lanes, chunk, count)
+    for k in range(count):
         x, y = (
             torch.from_numpy(np.ascontiguousarray(part)).to(device, torch.long) for part in chunks.chunk_at(k)
         )
-        with torch.inference_mode():
-            logits, state = folded(x, state)
-            each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="none")
-            nats = nats + each.sum(dtype=torch.float64)
+        each = score(x, y)
+        nats += each.sum(dtype=torch.float64)
         if kept is not None:
-            _keep(kept, each.view_as(y).cpu().numpy(), y.cpu().numpy(), k * chunk, length)
+            _keep(kept, each.cpu().numpy(), y.cpu().numpy(), k * chunk, length)
         # Asking for the sum makes a GPU wait, so it is asked for now and then only.
         if progress is not None and k % 16 == 15:
             done = min((k + 1) * chunk * lanes, total)
