@@ -146,6 +146,8 @@ SECTIONS: dict[str, type] = {
     for name, kind in get_type_hints(Recipe).items()
     if name not in ("name", "title", "table", "row", "kind", "paper")
 }
+# What `fit` aims at for a text of any length.
+FEWEST_UPDATES, MOST_UPDATES = 2_000, 50_000
 PACKAGED = Path(__file__).parent / "recipes"
 Table = dict[str, Any]
 
@@ -178,6 +180,7 @@ RULES: tuple[Rule, ...] = (
     _choice("optimiser.name", "adam", "adamw", "rmsprop-normalised"),
     _choice("optimiser.decay", "constant", "linear", "cosine", "exponential"),
     _choice("train.precision", "fp32", "bf16"),
+    ("name", lambda v: not re.search(r"^/|^\.\.?(/|$)|/\.\.?(/|$)|\0", v), "a name that can name a folder"),
     ("data.corpus train.backend", lambda v: v != "", "given"),
     ("data.split", lambda v: v == "" or parse_split(v) is not None, 'three shares of 100 such as "90-5-5"'),
     ("model.hidden model.layers train.lanes train.chunk", lambda v: v >= 1, "1 or more"),
@@ -228,14 +231,24 @@ def for_text(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return replace(recipe, data=replace(recipe.data, corpus=str(path)))
 
 
-def fit(recipe: Recipe, symbols: int) -> Recipe:
-    """The recipe with fewer lanes, then shorter chunks, where the training text is too short for its own.
+def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe made to suit a training text of so many symbols; what `overrides` name stays.
 
-    A lane holds at least eight chunks, so that carried state means something.
+    Where the text is short, fewer lanes, then shorter chunks (a lane holds at least eight, so that carried
+    state means something), and more epochs; where it is long, no more updates than a day will do.
     """
-    chunk = max(1, min(recipe.train.chunk, symbols // 8))
-    lanes = max(1, min(recipe.train.lanes, symbols // (8 * chunk)))
-    return replace(recipe, train=replace(recipe.train, lanes=lanes, chunk=chunk))
+    given = {text.partition("=")[0].strip() for text in overrides}
+    train, warmup = recipe.train, recipe.optimiser.warmup
+    if not given & {"train.lanes", "train.chunk"}:
+        chunk = max(1, min(train.chunk, symbols // 8))
+        train = replace(train, chunk=chunk, lanes=max(1, min(train.lanes, symbols // (8 * chunk))))
+    if not given & {"train.epochs", "train.updates"}:
+        epoch = max(1, symbols // (train.lanes * train.chunk))
+        epochs = min(max(train.epochs, FEWEST_UPDATES / epoch), 4 * train.epochs, MOST_UPDATES / epoch)
+        train = replace(train, epochs=epochs)
+        warmup = min(warmup, int(epochs * epoch) // 10)
+    optimiser = recipe.optimiser if "optimiser.warmup" in given else replace(recipe.optimiser, warmup=warmup)
+    return replace(recipe, train=train, optimiser=optimiser)
 
 
 def as_dict(recipe: Recipe) -> Table:
@@ -302,6 +315,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> Table:
         raise RecipeError(f"Recipes are like one another in a circle: {chain}. Remove a `like` line.")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read ({error.strerror}). Check the file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}. Mend that line.") from None
     like = table.pop("like", None)

@@ -189,10 +189,13 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """The commit of the source tree this package runs from ("+" when changed since), or ""."""
+    """The commit of the source tree this package runs from ("+" when changed since).
+
+    Where there is no repository, as in a container, MULSTM_COMMIT may give it.
+    """
     here = Path(__file__).parent
     if not (here.parents[1] / ".git").exists():
-        return ""
+        return os.environ.get("MULSTM_COMMIT", "")
     try:
         described = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],

@@ -110,6 +110,12 @@ def test_missing_recipes_name_the_nearest(tmp_path: Path) -> None:
         recipe.load(write(tmp_path, "like.toml", "like = 3\n"))
 
 
+@pytest.mark.parametrize("name", ["/etc", "..", "../x", "a/../../x", "a/.", "a\0b"])
+def test_names_that_would_leave_the_runs_folder(name: str) -> None:
+    with pytest.raises(RecipeError, match="must be a name that can name a folder"):
+        recipe.check(Recipe(name=name))
+
+
 def test_overrides_take_toml_or_bare_words() -> None:
     got = recipe.load(
         "text",
@@ -130,7 +136,7 @@ def test_toml_and_json_round_trips(tmp_path: Path) -> None:
 
 
 def test_every_number_and_choice_has_a_rule() -> None:
-    free = {"name", "title", "row", "data.protocol", "init.forget_bias", "init.output_gate_bias"}
+    free = {"title", "row", "data.protocol", "init.forget_bias", "init.output_gate_bias"}
     free |= {"init.alpha", "init.beta"}
     ruled = {key for keys, _, _ in recipe.RULES for key in keys.split()}
     assert ruled <= set(recipe.KEYS)
@@ -148,17 +154,30 @@ def test_the_default_for_a_users_text() -> None:
     assert (got.data.corpus, got.data.alphabet, got.train.lanes) == ("my.txt", "bytes", 16)
 
 
-@pytest.mark.parametrize("symbols", [1, 7, 8, 100, 799, 5_000, 25_600, 10**9])
-def test_short_texts_get_fewer_lanes_then_shorter_chunks(symbols: int) -> None:
+@pytest.mark.parametrize("symbols", [1, 7, 8, 100, 799, 5_000, 25_600, 10**6, 10**9])
+def test_the_recipe_suits_texts_of_any_length(symbols: int) -> None:
     start = recipe.load("text")
-    train = recipe.fit(start, symbols).train
+    got = recipe.fit(start, symbols)
+    recipe.check(got)
+    train = got.train
     assert 1 <= train.lanes <= start.train.lanes
     assert 1 <= train.chunk <= start.train.chunk
     assert train.lanes * train.chunk <= symbols
     if symbols >= 8 * start.train.lanes * start.train.chunk:
-        assert train == start.train
+        assert (train.lanes, train.chunk) == (start.train.lanes, start.train.chunk)
     if train.lanes < start.train.lanes and symbols >= 8:
         assert symbols // (train.lanes * train.chunk) >= 8
+    updates = symbols // (train.lanes * train.chunk) * train.epochs
+    assert updates <= 50_000
+    assert updates >= 1_999 or train.epochs == 4 * start.train.epochs
+    assert got.optimiser.warmup <= updates / 10 or got.optimiser.warmup == start.optimiser.warmup
+
+
+def test_what_the_user_says_is_not_fitted() -> None:
+    overrides = ["train.lanes = 64", "train.epochs=3", "optimiser.warmup=7"]
+    start = recipe.for_text("my.txt", overrides)
+    assert recipe.fit(start, 1_000, overrides) == start
+    assert recipe.fit(start, 1_000, ["train.updates=5"]).train.epochs == 3
 
 
 def test_the_page_explains_every_key_with_its_default() -> None:

@@ -186,7 +186,10 @@ def test_the_environment_names_no_host_user_or_folder() -> None:
 
 def test_the_commit_is_known_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "__file__", str(tmp_path / "src" / "mulstm" / "runs.py"))
+    monkeypatch.delenv("MULSTM_COMMIT", raising=False)
     assert runs.commit() == ""
+    monkeypatch.setenv("MULSTM_COMMIT", "abc")
+    assert runs.commit() == "abc"
     (tmp_path / "src" / "mulstm").mkdir(parents=True)
     for command in (
         ["init", "-q"],

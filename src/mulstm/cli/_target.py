@@ -24,11 +24,9 @@ def recipe_for(target: str, overrides: Sequence[str], data_dir: Path | None) -> 
             )
         return recipe.load(target, overrides)  # which says what is nearest
     found = recipe.for_text(target, overrides)
-    if any(given.startswith(("train.lanes", "train.chunk")) for given in overrides):
-        return found
     d = found.data
     corpus = data.load(d.corpus, data_dir=data_dir, split=d.split, protocol=d.protocol, alphabet=d.alphabet)
-    return recipe.fit(found, corpus.split("train").symbols_count)
+    return recipe.fit(found, corpus.split("train").symbols_count, overrides)
 
 
 def recipe_of_run(folder: Path, overrides: Sequence[str]) -> Recipe:

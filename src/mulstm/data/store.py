@@ -138,7 +138,8 @@ def _fetch(corpus: Known, file: File, cached: Path, folder: Path | None) -> Path
     """Tries one address after the other until one gives the known bytes."""
     tried = []
     for address in file.addresses:
-        download = cache_folder() / "downloads" / address.rpartition("/")[2]
+        # Named after the process: another one may be fetching the same.
+        download = cache_folder() / "downloads" / f"{os.getpid()}-{address.rpartition('/')[2]}"
         try:
             _download(address, download)
             unpack(download, cached, file.name, file)

@@ -15,7 +15,7 @@ from mulstm.data.alphabet import Bytes
 from mulstm.errors import DataError
 
 # A folder may hold more files than a process may have open.
-OPEN_FILES = 16
+OPEN_FILES = 64
 BLOCK = 1 << 20
 
 
