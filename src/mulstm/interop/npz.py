@@ -24,7 +24,8 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
     if path.suffix in (".pkl", ".pickle") or _starts_with_pickle(path):
         raise CheckpointError(_PICKLE.format(path=path))
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here, because numpy leaves a file open that turns out to be no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
     except (zipfile.BadZipFile, EOFError, OSError, AttributeError) as error:
         raise CheckpointError(

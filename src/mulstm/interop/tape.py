@@ -38,9 +38,13 @@ def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weight
             f"{_CELL}w{name}.weight_v": f"mlstm.0.w{name}",
             f"{_CELL}w{name}.weight_g": f"mlstm.0.g{name}",
         }
+    faults = [f"{key} is missing" for key in known if key not in found and not key.startswith("feedforward")]
+    faults += [f"{key} {array.shape} is not known" for key, array in found.items() if key not in known]
+    if faults:
+        raise CheckpointError(f"{where}: {'; '.join(faults[:8])}. Check that the file is of TAPE's UniRep.")
     renamed: dict[str, AnyArray] = {}
     for key, array in found.items():
-        name = known.get(key, key)
+        name = known[key]
         if key.endswith("weight_g"):
             if array.ndim != 2 or array.shape[1] != 1:
                 raise CheckpointError(
@@ -49,11 +53,6 @@ def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weight
                 )
             array = array[:, 0]
         renamed[name] = array.T if key.endswith(("weight_v", "feedforward.weight")) else array
-    if missing := [key for key in known if known[key] not in renamed and not key.startswith("feedforward")]:
-        raise CheckpointError(
-            f"{where}: {missing[0]} is missing (found {', '.join(sorted(found)[:6]) or 'nothing'}). "
-            "Check that the file is of TAPE's UniRep."
-        )
     if not has_head:
         H = renamed["mlstm.0.b"].shape[0] // 4
         renamed["dense.w"] = np.zeros((H, unirep.CLASSES), dtype=np.float32)

