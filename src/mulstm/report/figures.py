@@ -170,21 +170,22 @@ def _paint_run(picture: Any, data: Any) -> None:
     # The first moments of training would flatten all the rest.
     settled = [bits for _, bits in data["train"][len(data["train"]) // 20 :]]
     levels = [*settled, *(bits for _, bits in data["valid"]), *data["marks"].values()]
-    axes.set_ylim(min(levels) - 0.1, min(max(levels), min(levels) * 3) + 0.1)
-    axes.set_xlim(left=0)
-    for name, level in data["marks"].items():
+    low, high = min(levels) - 0.1, min(max(levels), min(levels) * 2.2) + 0.1
+    axes.set_ylim(low, high)
+    axes.set_xlim(0, data["train"][-1][0] * 1.03)
+    height = float("-inf")
+    for name, level in sorted(data["marks"].items(), key=lambda mark: mark[1]):
         axes.axhline(level, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+        # Beside the axes, and far enough apart to be read.
+        height = max(level, height + 0.055 * (high - low))
         axes.annotate(
             f"{name}  {level:.2f}",
-            (1, level),
+            (1.01, height),
             xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            xytext=(-2, 3),
-            ha="right",
-            fontsize=8.5,
-            color=INK,
+            va="center",
+            fontsize=9,
         )
-    axes.legend(loc="upper center", ncols=2, bbox_to_anchor=(0.5, 1.0))
+    axes.legend(loc="upper right")
 
 
 def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
