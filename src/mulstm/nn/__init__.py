@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mulstm.nn.cell import MultiplicativeLSTM, MultiplicativeLSTMCell
     from mulstm.nn.layer import Layer
     from mulstm.nn.model import LanguageModel, Masks
 
@@ -13,9 +14,11 @@ _HOME = {
     "LanguageModel": "mulstm.nn.model",
     "Layer": "mulstm.nn.layer",
     "Masks": "mulstm.nn.model",
+    "MultiplicativeLSTM": "mulstm.nn.cell",
+    "MultiplicativeLSTMCell": "mulstm.nn.cell",
 }
 
-__all__ = ["LanguageModel", "Layer", "Masks"]
+__all__ = ["LanguageModel", "Layer", "Masks", "MultiplicativeLSTM", "MultiplicativeLSTMCell"]
 
 
 def __getattr__(name: str) -> Any:

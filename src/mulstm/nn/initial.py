@@ -46,7 +46,7 @@ def initialise_layer(
         if g is not None:
             g.copy_(W.norm(dim=-1))
     layer.b_z.zero_()
-    if layer.unit != "tanh":
+    if layer.unit != "tanh" and isinstance(layer.b_z, nn.Parameter):
         b = dict(zip(GATES, layer.b_z.chunk(len(GATES)), strict=True))
         b["f"].fill_(init.forget_bias)
         b["o"].fill_(init.output_gate_bias)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mulstm.ops import GATES, State, blocks, recurrence, tensor_recurrence
+from mulstm.ops import GATES, State, blocks, keep, recurrence, tensor_recurrence
 
 MULTIPLICATIVE = ("mlstm", "mrnn")
 SHUT = -1e4  # a gate's pre-activation whose sigmoid is exactly zero in every precision
@@ -45,6 +45,14 @@ class Weights(NamedTuple):
     beta_1: Tensor | None
     beta_2: Tensor | None
 
+    def kept(self) -> Weights:
+        """The same; the recurrent matrices are promised not to change, so that they are packed once."""
+
+        def promise(W: Tensor | None) -> Tensor | None:
+            return None if W is None else keep(W)
+
+        return self._replace(W_mh=promise(self.W_mh), W_zm=promise(self.W_zm))
+
 
 class Tables(NamedTuple):
     """The input side of every symbol, one row each: W_mx x, W_zx x + b, and MI-LSTM's factor."""
@@ -57,7 +65,7 @@ class Tables(NamedTuple):
 class Layer(nn.Module):
     """One layer of any cell. For lstm, milstm and rnn W_zm is the matrix on h_{t-1}."""
 
-    b_z: nn.Parameter
+    b_z: Tensor
 
     def __init__(
         self,
@@ -70,6 +78,7 @@ class Layer(nn.Module):
         symbols: int = 0,  # N, for the tensor RNN's matrices
         weight_norm: bool = False,
         learn_b_h: bool = True,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.cell, self.hidden, self.inputs, self.lower = cell, hidden, inputs, lower
@@ -91,7 +100,10 @@ class Layer(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
             if weight_norm:
                 self.register_parameter("g" + name[1:], nn.Parameter(torch.zeros(shape[:-1])))
-        self.b_z = nn.Parameter(torch.zeros(Z))
+        if bias:
+            self.b_z = nn.Parameter(torch.zeros(Z))
+        else:
+            self.register_buffer("b_z", torch.zeros(Z), persistent=False)
         if cell == "milstm":
             for name in ("alpha", "beta_1", "beta_2"):
                 self.register_parameter(name, nn.Parameter(torch.zeros(Z)))
@@ -121,7 +133,7 @@ class Layer(nn.Module):
             v = self._parameters.get(name)
             return None if v is None else v.to(dtype)
 
-        b_z: Tensor = self.b_z
+        b_z = self.b_z
         b_h: Tensor | None = None
         if self.unit == "initial":
             b_h = b_z[: self.hidden]

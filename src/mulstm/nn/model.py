@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mulstm.errors import RecipeError
 from mulstm.nn import packed
 from mulstm.nn.initial import initialise
+from mulstm.nn.kept import Kept
 from mulstm.nn.layer import Layer, Tables, Weights, look_up, project, tables, time_first
 from mulstm.ops import State
 from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
@@ -50,8 +51,8 @@ class LanguageModel(nn.Module):
         _check(recipe, alphabet_size)
         self.recipe, self.alphabet_size = recipe, alphabet_size
         self.backend, self.precision = "auto", "fp32"
-        self._cache: tuple[Any, Prepared] | None = None
-        self._packed_cache: tuple[Any, packed.PackedWeights] | None = None
+        self._kept: Kept[Prepared] = Kept()
+        self._kept_packed: Kept[packed.PackedWeights] = Kept()
         N, H, E = alphabet_size, recipe.hidden, recipe.embedding
         self.embedding = nn.Parameter(torch.zeros(N, E)) if E else None
         self.layers = nn.ModuleList(
@@ -178,13 +179,10 @@ class LanguageModel(nn.Module):
         return packed.run(self, time_first(x).long(), state, masks or Masks(), weights)
 
     def _packed(self, masks: Masks | None) -> packed.PackedWeights | None:
-        """Packed weights, kept until a parameter changes; None where gradients or DropConnect want their own."""
+        """Packed weights, kept until a parameter changes; None where gradients or DropConnect are wanted."""
         if torch.is_grad_enabled() or (masks is not None and masks.weights):
             return None
-        now = [(id(p), 0 if p.is_inference() else p._version, p.data_ptr()) for p in self.parameters()]
-        if self._packed_cache is None or self._packed_cache[0] != now:
-            self._packed_cache = (now, packed.pack(self))
-        return self._packed_cache[1]
+        return self._kept_packed.get(self.parameters(), None, lambda: packed.pack(self))
 
     def _input(
         self, prepared: Prepared, k: int, x: Tensor, low: Tensor | None, mask: Tensor | None
@@ -202,20 +200,18 @@ class LanguageModel(nn.Module):
 
     def _prepared(self, masks: Masks, symbols: int) -> Prepared:
         """Weights as they act. In evaluation they are kept until a parameter changes."""
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
-        if masks.weights or any(p.is_inference() for p in self.parameters()):
+        if self.training or torch.is_grad_enabled():
+            self.forget()
+            return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
+        if masks.weights:
             return self._prepare(masks, tabled=masks.embedding is None)
-        now = [(p, p._version, p.data_ptr()) for p in self.parameters()]
-        if self._cache is not None:
-            then, prepared = self._cache
-            if (self.precision, [(id(p), *rest) for p, *rest in now]) == then[:2]:
-                return prepared
-        prepared = self._prepare(masks, tabled=True)
-        # The storages are held on to, so that no other tensor can come to live at their addresses.
-        held = [p.detach() for p, *_ in now]
-        self._cache = ((self.precision, [(id(p), *rest) for p, *rest in now], held), prepared)
-        return prepared
+        return self._kept.get(self.parameters(), self.precision, self._prepare_to_keep)
+
+    def _prepare_to_keep(self) -> Prepared:
+        prepared = self._prepare(Masks(), tabled=True)
+        return prepared._replace(layers=tuple(w.kept() for w in prepared.layers))
 
     def _prepare(self, masks: Masks, tabled: bool) -> Prepared:
         embedding = None if self.embedding is None else self.embedding.to(self.dtype)
@@ -229,7 +225,8 @@ class LanguageModel(nn.Module):
     def forget(self) -> None:
         """Drops what evaluation keeps of the weights. Needed only after they were changed behind autograd's
         back: through `.data`, or by the replay of a CUDA graph."""
-        self._cache = self._packed_cache = None
+        self._kept.forget()
+        self._kept_packed.forget()
 
     def train(self, mode: bool = True) -> Self:
         self.forget()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mulstm.errors import BackendError
 from mulstm.ops import fused, reference
+from mulstm.ops.products import keep
 from mulstm.ops.reference import GATES, UNITS, State, blocks, tensor_recurrence
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "State",
     "blocks",
     "chosen",
+    "keep",
     "objections",
     "recurrence",
     "tensor_recurrence",

@@ -1,0 +1,286 @@
+"""The multiplicative LSTM in the manner of torch.nn.LSTM and torch.nn.LSTMCell, for use in any network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from mulstm.nn.initial import initialise_layer
+from mulstm.nn.kept import Kept
+from mulstm.nn.layer import Layer, Weights, project, time_first
+from mulstm.ops import State
+from mulstm.recipe import InitRecipe
+
+Hidden = tuple[Tensor, Tensor]  # (h, c)
+
+
+class _Base(nn.Module):
+    """What the layer and the cell share: sizes, start, weights as they act."""
+
+    def __init__(self, input_size: int, hidden_size: int, unit: str, backend: str) -> None:
+        super().__init__()
+        for name, value in (("input_size", input_size), ("hidden_size", hidden_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}. Give at least 1.")
+        if unit not in ("standard", "initial", "initial-text"):
+            raise ValueError(f"There is no unit {unit!r}. Choose standard, initial or initial-text.")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.unit, self.backend = unit, backend
+        self._kept: Kept[tuple[Weights, ...]] = Kept()
+        self.layers = nn.ModuleList()
+
+    @property
+    def stack(self) -> list[Layer]:
+        """The layers, lowest first; of two directions the forward one first."""
+        return cast(list[Layer], list(self.layers))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draws the weights anew: orthogonal matrices, forget gates open (bias 3), as in the paper."""
+        for layer in self.stack:
+            initialise_layer(layer, InitRecipe(), generator)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the weights kept for evaluation; needed only after writing to a parameter's `.data`."""
+        self._kept.forget()
+
+    def train(self, mode: bool = True) -> Self:
+        self.forget()
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.forget()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    def _weights(self, x: Tensor) -> tuple[Weights, ...]:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.stack[0].b_z.dtype
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling():
+                self.forget()
+            return tuple(layer.weights(dtype) for layer in self.stack)
+        make = lambda: tuple(layer.weights(dtype).kept() for layer in self.stack)  # noqa: E731
+        return self._kept.get(self.parameters(), dtype, make)
+
+    def _check(self, x: Tensor) -> None:
+        if x.shape[-1] != self.input_size:
+            raise ValueError(
+                f"The input's last dimension is {x.shape[-1]}, and input_size is {self.input_size}. "
+                "Give vectors of that size."
+            )
+
+
+class MultiplicativeLSTM(_Base):
+    """One or more multiplicative LSTM layers, called as torch.nn.LSTM is: `output, (h_n, c_n) = layer(x)`.
+
+    Left out: `proj_size`. c_n is never of less than float32.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        weight_norm: bool = False,
+        unit: str = "standard",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(input_size, hidden_size, unit, backend)
+        if proj_size != 0:
+            raise ValueError(f"proj_size is {proj_size}; projections are not made here. Use a Linear layer.")
+        if num_layers < 1:
+            raise ValueError(f"num_layers is {num_layers}. Give at least 1.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}. Give a share from 0 to less than 1.")
+        self.num_layers, self.bias, self.batch_first = num_layers, bias, batch_first
+        self.dropout, self.bidirectional = dropout, bidirectional
+        directions = 2 if bidirectional else 1
+        for k in range(num_layers):
+            size = input_size if k == 0 else hidden_size * directions
+            for _ in range(directions):
+                self.layers.append(
+                    Layer("mlstm", size, hidden_size, unit=unit, weight_norm=weight_norm, bias=bias)
+                )
+        self.reset_parameters()
+        self.to(device=device, dtype=dtype)
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: there is nothing to flatten. Here because callers of torch.nn.LSTM call it."""
+
+    def forward(self, input: Any, hx: Hidden | None = None) -> tuple[Any, Hidden]:
+        """All h of the last layer in the form of the input, and (h_n, c_n) of every layer and direction."""
+        if isinstance(input, PackedSequence):
+            return self._packed(input, hx)
+        if input.dim() not in (2, 3):
+            raise ValueError(f"The input has {input.dim()} dimensions. Give 2 (one sequence) or 3 (a batch).")
+        self._check(input)
+        single = input.dim() == 2
+        x = input.unsqueeze(1) if single else time_first(input) if self.batch_first else input
+        if x.shape[0] == 0:
+            raise ValueError("The input has no steps. Give at least one.")
+        sizes = [(x.shape[0], x.shape[1])]
+        state = self._state(hx, x, x.shape[1], single)
+        y, h_n, c_n = self._run(x.flatten(0, 1), sizes, state)
+        y = y.view(*sizes[0], -1)
+        if single:
+            return y.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
+        return time_first(y) if self.batch_first else y, (h_n, c_n)
+
+    def _packed(self, packed: PackedSequence, hx: Hidden | None) -> tuple[PackedSequence, Hidden]:
+        data, batch_sizes, order, back = packed
+        self._check(data)
+        lanes = batch_sizes.tolist()
+        # Stretches of steps with the same lanes: (steps, lanes), lanes falling.
+        sizes: list[tuple[int, int]] = []
+        for n in lanes:
+            if sizes and sizes[-1][1] == n:
+                sizes[-1] = (sizes[-1][0] + 1, n)
+            else:
+                sizes.append((1, n))
+        h, c = self._state(hx, data, lanes[0], False)
+        if order is not None:
+            h, c = h.index_select(1, order), c.index_select(1, order)
+        y, h_n, c_n = self._run(data, sizes, (h, c))
+        if back is not None:
+            h_n, c_n = h_n.index_select(1, back), c_n.index_select(1, back)
+        return PackedSequence(y, batch_sizes, order, back), (h_n, c_n)
+
+    def _state(self, hx: Hidden | None, x: Tensor, lanes: int, single: bool) -> Hidden:
+        """h_0 and c_0, (layers x directions, B, H)."""
+        shape = (len(self.layers), lanes, self.hidden_size)
+        if hx is None:
+            wide = torch.promote_types(x.dtype, torch.float32)
+            return x.new_zeros(shape), torch.zeros(shape, dtype=wide, device=x.device)
+        given = tuple(v.unsqueeze(1) if single else v for v in hx)
+        for name, v in zip(("h_0", "c_0"), given, strict=True):
+            if tuple(v.shape) != shape:
+                right = (shape[0], shape[2]) if single else shape
+                found = (v.shape[0], v.shape[2]) if single else tuple(v.shape)
+                raise ValueError(f"{name} has shape {found}. Give {right}.")
+        return given[0], given[1]
+
+    def _run(self, x: Tensor, sizes: list[tuple[int, int]], state: Hidden) -> tuple[Tensor, Tensor, Tensor]:
+        """All layers over packed rows (steps of the longest sequences first): rows of h, h_n, c_n."""
+        weights = self._weights(x)
+        directions = 2 if self.bidirectional else 1
+        h_n: list[Tensor] = []
+        c_n: list[Tensor] = []
+        for k in range(self.num_layers):
+            if k > 0 and self.dropout > 0:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+            outputs = []
+            for d in range(directions):
+                j = k * directions + d
+                h, end = self._sweep(j, weights[j], x, sizes, State(state[0][j], state[1][j]), d == 1)
+                outputs.append(h)
+                h_n.append(end.h)
+                c_n.append(end.c)
+            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=1)
+        return x, torch.stack(h_n), torch.stack(c_n)
+
+    def _sweep(
+        self,
+        j: int,
+        w: Weights,
+        x: Tensor,  # (rows, E)
+        sizes: list[tuple[int, int]],
+        start: State,
+        backwards: bool,
+    ) -> tuple[Tensor, State]:
+        """One layer in one direction: rows of h, and each lane's last state."""
+        dtype = w.W_zx.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        start = State(start.h.to(dtype), start.c.to(wide))
+        mx, zx, _ = project(w, x.to(dtype), None, None)
+        assert mx is not None
+        rows = [steps * lanes for steps, lanes in sizes]
+        mxs, zxs = torch.split_with_sizes(mx, rows), torch.split_with_sizes(zx, rows)
+        numbers = range(len(sizes))
+        state, done = State(*(v[: sizes[-1 if backwards else 0][1]] for v in start)), []
+        hs: list[Tensor] = []
+        for s in reversed(numbers) if backwards else numbers:
+            steps, lanes = sizes[s]
+            have = state.h.shape[0]
+            if lanes > have:  # going backwards: lanes that end here begin
+                state = State(*(torch.cat([a, b[have:lanes]]) for a, b in zip(state, start, strict=True)))
+            elif lanes < have:
+                done.append(State(state.h[lanes:], state.c[lanes:]))
+                state = State(state.h[:lanes], state.c[:lanes])
+            chunk = [v[s].view(steps, lanes, -1) for v in (mxs, zxs)]
+            if backwards:
+                chunk = [v.flip(0) for v in chunk]
+            h, state = self.stack[j](w, chunk[0], chunk[1], None, state, None, self.backend)
+            hs.append((h.flip(0) if backwards else h).flatten(0, 1))
+        if len(hs) == 1:
+            return hs[0], state
+        ends = [state, *reversed(done)]
+        end = State(torch.cat([e.h for e in ends]), torch.cat([e.c for e in ends]))
+        return torch.cat(hs[::-1] if backwards else hs), end
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.input_size}, {self.hidden_size}"]
+        for name, usual in (("num_layers", 1), ("bias", True), ("batch_first", False), ("dropout", 0.0)):
+            if getattr(self, name) != usual:
+                parts.append(f"{name}={getattr(self, name)}")
+        parts += ["bidirectional=True"] * self.bidirectional
+        parts += [f"unit={self.unit!r}"] * (self.unit != "standard")
+        return ", ".join(parts)
+
+
+class MultiplicativeLSTMCell(_Base):
+    """One step, called as torch.nn.LSTMCell is: `h, c = cell(x, (h, c))`."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        weight_norm: bool = False,
+        unit: str = "standard",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(input_size, hidden_size, unit, backend)
+        self.bias = bias
+        self.layers.append(
+            Layer("mlstm", input_size, hidden_size, unit=unit, weight_norm=weight_norm, bias=bias)
+        )
+        self.reset_parameters()
+        self.to(device=device, dtype=dtype)
+
+    def forward(self, input: Tensor, hx: Hidden | None = None) -> Hidden:
+        """The next (h, c)."""
+        if input.dim() not in (1, 2):
+            raise ValueError(f"The input has {input.dim()} dimensions. Give 1 (one vector) or 2 (a batch).")
+        self._check(input)
+        single = input.dim() == 1
+        x = input.unsqueeze(0) if single else input
+        (w,) = self._weights(x)
+        dtype = w.W_zx.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        if hx is None:
+            shape = (x.shape[0], self.hidden_size)
+            state = State(*(torch.zeros(shape, dtype=d, device=x.device) for d in (dtype, wide)))
+        else:
+            h, c = (v.unsqueeze(0) if single else v for v in hx)
+            state = State(h.to(dtype), c.to(wide))
+        mx, zx, _ = project(w, x.unsqueeze(0).to(dtype), None, None)
+        _, (h, c) = self.stack[0](w, mx, zx, None, state, None, self.backend)
+        return (h.squeeze(0), c.squeeze(0)) if single else (h, c)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}" + (", bias=False" if not self.bias else "")

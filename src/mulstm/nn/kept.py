@@ -1,0 +1,50 @@
+"""Keeps what is made of parameters until one of them changes: a thousand steps, one weight normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """One value and the parameters it was made of.
+
+    A change in place is seen by the parameter's version, a new tensor by its address. Fused optimisers
+    leave the version as it was, so a new gradient counts as a change too, and modules `forget` whenever
+    they run with gradients. What goes past autograd altogether (`.data`, the replay of a CUDA graph) is
+    not seen: then call `forget`.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, Any, T] | None = None
+
+    def get(self, parameters: Iterable[Tensor], how: Hashable, make: Callable[[], T]) -> T:
+        """The value kept, if made in this way of these parameters as they are now; else a new one."""
+        now = list(parameters)
+        if any(p.is_inference() for p in now):  # they have no version
+            return make()
+        mark = (how, [(id(p), p._version, p.data_ptr(), _mark(p.grad)) for p in now])
+        if self._kept is None or self._kept[0] != mark:
+            # The storages are held on to, so that no other tensor can come to live at their addresses.
+            self._kept = (mark, [(p, p.detach()) for p in now], make())
+        return self._kept[2]
+
+    def forget(self) -> None:
+        """Drops the value."""
+        self._kept = None
+
+    def __deepcopy__(self, memo: Any) -> Kept[T]:
+        return Kept()
+
+    def __reduce__(self) -> tuple[type[Kept[T]], tuple[()]]:
+        return Kept, ()
+
+
+def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
+    if gradient is None or gradient.is_inference():
+        return None
+    return id(gradient), gradient._version
