@@ -27,6 +27,7 @@ class Part:
     text: bytes
     values: Values  # (bytes,)
     end: str = ""  # what stands after the text without being a byte of it, and takes the last value
+    even: bool = False  # letters of one width
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ def characters(text: bytes, values: Values, adds: bool = True) -> Iterator[tuple
 
 def page(title: str, lead: str, parts: Iterable[Part], scale: Scale) -> Iterator[str]:
     """The page in pieces. All that comes from outside is escaped here and nowhere else."""
-    yield _HEAD.format(title=html.escape(title), style=_STYLE + _colours(scale))
-    yield f"<h1>{html.escape(title)}</h1>\n<p>{html.escape(lead)}</p>\n{_legend(scale)}\n"
+    yield _HEAD.format(title=_safe(title), style=_STYLE + _colours(scale))
+    yield f"<h1>{_safe(title)}</h1>\n<p>{_safe(lead)}</p>\n{_legend(scale)}\n"
     for part in parts:
-        yield f"<section>\n<h2>{html.escape(visible(part.heading))}</h2>\n"
-        yield f'<p class="note">{html.escape(part.note)}</p>\n<pre>'
+        yield f"<section>\n<h2>{_safe(part.heading)}</h2>\n"
+        yield f'<p class="note">{_safe(part.note)}</p>\n<pre{_EVEN if part.even else ""}>'
         length = len(part.text)
         for shown, value in characters(part.text, part.values[:length], scale.adds):
             yield _span(shown, value, scale)
@@ -90,6 +91,10 @@ def page(title: str, lead: str, parts: Iterable[Part], scale: Scale) -> Iterator
 def visible(text: str) -> str:
     """Control and direction characters by their code, so that they can neither hide nor reorder anything."""
     return "".join(_shown(c) for c in text)
+
+
+def _safe(text: str) -> str:
+    return html.escape(visible(text))
 
 
 def _shown(character: str) -> str:
@@ -105,8 +110,8 @@ def _shown(character: str) -> str:
 def _span(text: str, value: float, scale: Scale) -> str:
     tip = f"{value:+.2f}" if scale.diverging else f"{value:.2f}"
     # A line's end has no width of its own, so a sign carries its colour.
-    body = "\u21b5</i>\n" if text == "\n" else f"{html.escape(visible(text))}</i>"
-    return f'<i class="c{scale.level(value)}" title="{tip} {html.escape(scale.unit)}">{body}'
+    body = "\u21b5</i>\n" if text == "\n" else f"{_safe(text)}</i>"
+    return f'<i class="c{scale.level(value)}" title="{tip} {_safe(scale.unit)}">{body}'
 
 
 def _size(byte: int) -> int:
@@ -116,7 +121,7 @@ def _size(byte: int) -> int:
 def _legend(scale: Scale) -> str:
     steps = "".join(f'<i class="c{k}">&nbsp;</i>' for k in range(LEVELS))
     low, high = (f"{x:+g}" if scale.diverging else f"{x:g}" for x in (scale.low, scale.high))
-    return f'<p class="legend">{low} {steps} {high} {html.escape(scale.unit)}</p>'
+    return f'<p class="legend">{low} {steps} {high} {_safe(scale.unit)}</p>'
 
 
 def _colours(scale: Scale) -> str:
@@ -139,6 +144,8 @@ def _ramp(scale: Scale, dark: bool) -> Sequence[str]:
         colours.append(f"rgb({r} {g} {b})")
     return colours
 
+
+_EVEN = ' class="even"'
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -163,6 +170,7 @@ h2 { font-size: 1.05rem; margin: 2rem 0 0; overflow-wrap: anywhere }
 .note, .legend { font: 13px/1.5 system-ui, sans-serif; opacity: .75; margin: .2rem 0 .6rem }
 .legend { opacity: 1 }
 pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }
+pre.even { font: 14px/1.7 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere }
 section { overflow: hidden }
 i { font-style: normal }
 """

@@ -28,4 +28,4 @@ def _part(score: Score) -> Part:
         raise ValueError("surprise() needs scores with their losses")
     note = f"{score.symbols:,} symbols, {score.bits_per_symbol:.3f} bits each"
     end = "\u25a0" if len(score.text) < score.symbols else ""
-    return Part(score.id, note, score.text, np.asarray(bits(1.0) * score.losses), end)
+    return Part(score.id, note, score.text, np.asarray(bits(1.0) * score.losses), end, score.protein)

@@ -1,0 +1,189 @@
+"""Representations equal those of one text at a time, in input order, under the model's own convention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import foreign
+import numpy as np
+import pytest
+import torch
+
+from mulstm import interop
+from mulstm.checkpoint import Checkpoint
+from mulstm.data.alphabet import Alphabet
+from mulstm.embedding import Wanted, embed, embed_file
+from mulstm.errors import DataError
+from mulstm.interop import openai, unirep
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe, Recipe
+from mulstm.records import Record
+
+RESIDUES = "MRHKDESTNQCUGPAVIFYWLO"
+
+
+def as_checkpoint(weights: interop.Weights) -> Checkpoint:
+    return Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def made(request: pytest.FixtureRequest) -> foreign.Foreign:
+    return foreign.unirep(H=7, layers=request.param)
+
+
+@pytest.fixture(scope="module")
+def proteins() -> list[str]:
+    rng = np.random.default_rng(2)
+    return ["".join(rng.choice(list(RESIDUES), n)) for n in (5, 90, 1, 33, 33, 64, 200, 2)]
+
+
+def by_formula(made: foreign.Foreign, protein: str) -> tuple[np.ndarray, np.ndarray]:
+    """h of start and residues, last layer, in float64; and the last c."""
+    tokens = [24, *(1 + RESIDUES.index(r) for r in protein)]
+    x = made.embedding.astype(np.float64)[tokens]
+    for cell in made.cells[:-1]:
+        x = foreign.run(cell, x)
+    cell, H = made.cells[-1], made.cells[-1].B.shape[0]
+    h, c, hs = np.zeros(H), np.zeros(H), []
+    for x_t in x:
+        i, f, o, u = np.split(x_t @ cell.P + ((x_t @ cell.A) * (h @ cell.B)) @ cell.Q + cell.b, 4)
+        c = foreign.sigmoid(f) * c + foreign.sigmoid(i) * np.tanh(u)
+        h = foreign.sigmoid(o) * np.tanh(c)
+        hs.append(h)
+    return np.array(hs), c
+
+
+def test_unireps_three_vectors(made: foreign.Foreign, proteins: list[str]) -> None:
+    """The mean is over start and residues, without a stop; rows are in input order."""
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    found = embed(loaded, proteins, lanes=3)
+    for k, protein in enumerate(proteins):
+        h, c = by_formula(made, protein)
+        np.testing.assert_allclose(found.h_mean[k], h.mean(axis=0), atol=2e-6)
+        np.testing.assert_allclose(found.h_final[k], h[-1], atol=2e-6)
+        np.testing.assert_allclose(found.c_final[k], c, atol=1e-5)
+    assert found.joined.shape == (len(proteins), 21)
+
+
+def test_company_does_not_matter(made: foreign.Foreign, proteins: list[str]) -> None:
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    together = embed(loaded, proteins, lanes=128)
+    for k in (0, 2, 6):
+        alone = embed(loaded, proteins[k])
+        for a, b in zip(alone, together, strict=True):
+            np.testing.assert_allclose(a[0], b[k], atol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".jsonl", ".parquet"])
+def test_files(suffix: str, made: foreign.Foreign, proteins: list[str], tmp_path: Path) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    expected = embed(loaded, proteins)
+    ids = ["same", "same", *(f"p{k}" for k in range(len(proteins) - 2))]
+    records = [Record(i, p.encode()) for i, p in zip(ids, proteins, strict=True)]
+    out = tmp_path / f"r{suffix}"
+    wanted = Wanted(("h_mean", "h_final", "c_final", "joined"), positions=True)
+    summary = embed_file(loaded, iter(records), out, wanted=wanted, lanes=3)
+    assert summary.records == len(proteins)
+    assert summary.symbols == sum(map(len, proteins)) + len(proteins)
+    rows = read_rows(out)
+    assert [row["id"] for row in rows] == ids
+    for k, (row, protein) in enumerate(zip(rows, proteins, strict=True)):
+        np.testing.assert_allclose(row["h_mean"], expected.h_mean[k], atol=1e-6)
+        np.testing.assert_allclose(row["h_final"], expected.h_final[k], atol=1e-6)
+        np.testing.assert_allclose(row["c_final"], expected.c_final[k], atol=1e-6)
+        np.testing.assert_allclose(row["joined"], expected.joined[k], atol=1e-6)
+        h, _ = by_formula(made, protein)
+        assert len(row["h"]) == len(protein)
+        np.testing.assert_allclose(row["h"], h[1:], atol=2e-6)
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def read_rows(path: Path) -> list[dict[str, object]]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_table(path).to_pylist()  # type: ignore[no-any-return]
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    cuts = arrays.pop("offsets")
+    h = arrays.pop("h")
+    rows: list[dict[str, object]] = [
+        dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)
+    ]
+    return [row | {"h": h[cuts[k] : cuts[k + 1]]} for k, row in enumerate(rows)]
+
+
+def test_chosen_units(made: foreign.Foreign, tmp_path: Path) -> None:
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    expected = embed(loaded, ["MKT"])
+    embed_file(loaded, [Record("a", b"MKT")], tmp_path / "r.npz", wanted=Wanted(("h_mean",), units=(5, 0)))
+    with np.load(tmp_path / "r.npz") as found:
+        assert found.files == ["id", "h_mean"]
+        np.testing.assert_allclose(found["h_mean"], expected.h_mean[:, [5, 0]], atol=1e-6)
+    with pytest.raises(DataError, match="no unit 7: the model has 7"):
+        embed_file(loaded, [], tmp_path / "r.npz", wanted=Wanted(units=(7,)))
+
+
+def test_openai_reviews_come_with_their_surroundings() -> None:
+    made = foreign.openai()
+    loaded = as_checkpoint(openai.from_arrays(made.arrays, "w"))
+    found = embed(loaded, " a &amp; b\nc ")
+    x = made.embedding.astype(np.float64)[list(b"\n a & b c ")]
+    np.testing.assert_allclose(found.h_final[0], foreign.run(made.cells[0], x)[-1], atol=2e-6)
+
+
+def test_own_models_read_the_bare_text() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelRecipe(hidden=5, cell="lstm"), 256)
+    loaded = Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {})
+    texts = [b"abc", b"a longer text, with more in it"]
+    found = embed(loaded, texts)
+    for k, text in enumerate(texts):
+        h, state = model.hidden(torch.tensor([list(text)]))
+        np.testing.assert_allclose(found.h_mean[k], h[0].mean(dim=0).detach(), atol=1e-6)
+        np.testing.assert_allclose(found.c_final[k], state[-1].c[0].detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("protein", "words"),
+    [
+        (b"MKT*", "Record p has 0x2a at position 4, which is no residue"),
+        (b"MKt", "--upper"),
+        (b"MK1", "Record p has '1' at position 3"),
+    ],
+)
+def test_a_wrong_letter_is_named(protein: bytes, words: str, made: foreign.Foreign, tmp_path: Path) -> None:
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    with pytest.raises(DataError) as error:
+        embed_file(loaded, [Record("ok", b"MK"), Record("p", protein)], tmp_path / "r.npz")
+    assert words in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_outputs_are_told_before_any_work(made: foreign.Foreign, tmp_path: Path) -> None:
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+
+    def records() -> Iterator[Record]:
+        raise AssertionError("read too early")
+        yield
+
+    with pytest.raises(DataError, match="End it in one of"):
+        embed_file(loaded, records(), tmp_path / "r.txt")
+    with pytest.raises(DataError, match="does not exist"):
+        embed_file(loaded, records(), tmp_path / "no" / "r.npz")
+    with pytest.raises(DataError, match="holds no record"):
+        embed_file(loaded, [], tmp_path / "r.npz")
+
+
+def test_a_very_long_record(made: foreign.Foreign) -> None:
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    protein = "MKTAYIAKQR" * 300
+    found = embed(loaded, [protein, "MK"])
+    h, _ = by_formula(made, protein)
+    np.testing.assert_allclose(found.h_mean[0], h.mean(axis=0), atol=5e-6)

@@ -1,0 +1,154 @@
+"""Units are followed step by step, held where told, and found when they know a label."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import foreign
+import numpy as np
+import pytest
+import torch
+
+from mulstm import interop, neurons, probe
+from mulstm.checkpoint import Checkpoint
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import DataError, MulstmError
+from mulstm.interop import unirep
+from mulstm.nn.model import LanguageModel
+from mulstm.predict import Predictor
+from mulstm.recipe import ModelRecipe, Recipe
+from mulstm.records import Record
+from mulstm.sample import Sampling, sample
+
+
+def byte_model(**recipe: object) -> Checkpoint:
+    torch.manual_seed(3)
+    model = LanguageModel(ModelRecipe(**({"hidden": 8} | recipe)), 256)  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.W_out.normal_(0, 1)
+    return Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {})
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_trace_is_the_state_after_each_symbol(layers: int) -> None:
+    loaded = byte_model(layers=layers)
+    text = b"a text"
+    found = neurons.trace(loaded, Record("r", text), [5, 0])
+    with torch.no_grad():
+        h, _ = loaded.model.hidden(torch.tensor([list(text)]))
+        c = [
+            loaded.model.hidden(torch.tensor([list(text[: t + 1])]))[1][-1].c[0, 5] for t in range(len(text))
+        ]
+    np.testing.assert_allclose(found.values, h[0, :, [5, 0]], atol=1e-6)
+    np.testing.assert_allclose(neurons.trace(loaded, Record("r", text), [5], "c").values[:, 0], c, atol=1e-6)
+    assert found.text == text
+
+
+def test_a_proteins_trace_leaves_its_start_out() -> None:
+    weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "w")
+    loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
+    found = neurons.trace(loaded, Record("p", b"MKT"), [1])
+    with torch.no_grad():
+        h, _ = loaded.model.hidden(torch.tensor([[24, *loaded.alphabet.encode(b"MKT").tolist()]]))
+    np.testing.assert_allclose(found.values[:, 0], h[0, 1:, 1], atol=1e-6)
+    assert found.text == b"MKT"
+
+
+@pytest.mark.parametrize("recipe", [{}, {"layers": 2, "skip": True, "cell": "lstm"}])
+def test_a_unit_held_at_its_own_value_changes_nothing_and_another_does(recipe: dict[str, object]) -> None:
+    loaded = byte_model(**recipe)
+    plain = Predictor(loaded.model, loaded.alphabet)
+    plain.feed_text(b"a")
+    held = neurons.Clamped(loaded.model, loaded.alphabet, units={3: float(plain.state[-1].h[0, 3])})
+    held.feed_text(b"a")
+    torch.testing.assert_close(held.log_probs(), plain.log_probs(), atol=1e-6, rtol=0)
+    other = neurons.Clamped(loaded.model, loaded.alphabet, units={3: 5.0})
+    other.feed_text(b"ab")
+    assert float(other.state[-1].h[0, 3]) == 5.0
+    plain.feed_text(b"b")
+    assert not torch.allclose(other.log_probs(), plain.log_probs(), atol=1e-3)
+
+
+def test_sampling_with_a_unit_held() -> None:
+    loaded = byte_model()
+    how = Sampling(length=20)
+
+    def text(value: float) -> bytes:
+        held = neurons.Clamped(loaded.model, loaded.alphabet, units={2: value})
+        return b"".join(
+            piece for (piece,) in sample(loaded.model, loaded.alphabet, b"x", how, predictor=held)
+        )
+
+    assert len(text(1.0)) == 20
+    assert text(1.0) == text(1.0)
+    assert text(20.0) != text(-20.0)
+
+
+def test_sampling_proteins_begins_and_ends_by_itself() -> None:
+    weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "w")
+    model = interop.to_model(weights)
+    with torch.no_grad():
+        assert model.b_out is not None
+        model.b_out[25] = 2.0
+    drawn = list(sample(model, weights.alphabet, b"", Sampling(length=500), streams=3))
+    assert len(drawn) < 500
+    texts = [b"".join(row[k] for row in drawn) for k in range(3)]
+    assert len({len(text) for text in texts}) > 1
+    assert set(b"".join(texts)) <= set(weights.alphabet.symbols)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_figures_are_the_same_twice(suffix: str, tmp_path: Path) -> None:
+    loaded = byte_model()
+    found = neurons.trace(loaded, Record("r", b"costs $5 and $6_x"), [1, 2])
+    a, b = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    neurons.draw(found, a)
+    neurons.draw(found, b)
+    assert a.read_bytes() == b.read_bytes()
+    with pytest.raises(DataError, match="is no figure"):
+        neurons.draw(found, tmp_path / "a.txt")
+
+
+def test_pages(tmp_path: Path) -> None:
+    found = [neurons.trace(byte_model(), Record("<b>", b"a<i>b"), [1])]
+    neurons.write_page(found, tmp_path / "p.html")
+    html = (tmp_path / "p.html").read_text()
+    assert "&lt;b&gt;" in html
+    assert "&lt;</i>" in html
+
+
+def test_wrong_units_and_names() -> None:
+    loaded = byte_model()
+    with pytest.raises(DataError, match="no unit 8: the model has 8"):
+        neurons.trace(loaded, Record("r", b"x"), [8])
+    with pytest.raises(DataError, match="no unit -1"):
+        neurons.Clamped(loaded.model, loaded.alphabet, units={-1: 1.0})
+    with pytest.raises(MulstmError, match='h and c, not "x"'):
+        neurons.trace(loaded, Record("r", b"x"), [1], "x")
+    with pytest.raises(MulstmError, match="has no c"):
+        neurons.trace(byte_model(cell="rnn"), Record("r", b"x"), [1], "c")
+
+
+def test_units_that_know_a_label_are_found() -> None:
+    pytest.importorskip("sklearn")
+    loaded = byte_model(hidden=12)
+    rng = np.random.default_rng(0)
+    records = []
+    for k in range(80):
+        letters = b"aeiou" if k % 2 else b"bcdfg"
+        text = bytes(rng.choice(list(letters), 12).astype(np.uint8))
+        records.append(Record(str(k), text, "vowels" if k % 2 else "consonants"))
+    found = probe.find(loaded, records, top=3)
+    assert found.labels == ["consonants", "vowels"]
+    assert found.accuracy >= 0.9 > found.majority
+    assert 1 <= len(found.units) <= 3
+    assert found.units[0].separation > 0.9
+    assert abs(found.units[0].weight) >= abs(found.units[-1].weight) > 0
+    three = [r._replace(label="abc"[k % 3]) for k, r in enumerate(records)]
+    assert len(probe.find(loaded, three).labels) == 3
+    with pytest.raises(DataError, match="at least two different"):
+        probe.find(loaded, [r._replace(label="x") for r in records])
+    with pytest.raises(DataError, match='Only 1 records carry the label "rare"'):
+        probe.find(loaded, [records[0]._replace(label="rare"), *records])
+    with pytest.raises(DataError, match="no representation"):
+        probe.find(loaded, records, of="h")

@@ -1,0 +1,108 @@
+"""Records are read one at a time, in order, from every kind of file; faults name the line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+from pathlib import Path
+
+import pytest
+
+from mulstm.errors import DataError
+from mulstm.records import Record, kind_of, read
+
+
+def write(path: Path, text: str | bytes) -> str:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+def test_fasta(tmp_path: Path) -> None:
+    text = "; a comment\n>one first protein\nMKT\nAY I\n\n>one again\r\nGG\r\n>\nA\n>empty\n"
+    path = write(tmp_path / "p.fasta", text)
+    assert list(read(path)) == [
+        Record("one", b"MKTAYI"),
+        Record("one", b"GG"),
+        Record("8", b"A"),
+        Record("empty", b""),
+    ]
+
+
+def test_lines_keep_their_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", b"first\r\n\n  \nfourth \xff")
+    assert list(read(path)) == [Record("1", b"first"), Record("4", b"fourth \xff")]
+    assert list(read(path, kind="whole")) == [Record("t.txt", b"first\r\n\n  \nfourth \xff")]
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.jsonl",
+        '{"text": "caf\u00e9", "id": 7, "y": 1}\n\n{"text": "b\\nc", "y": "no"}\n'.replace(
+            ', "y": "no"', ', "y": "no", "id": "x"'
+        ),
+    )
+    assert list(read(path, label_column="y")) == [
+        Record("7", "caf\u00e9".encode(), "1"),
+        Record("x", b"b\nc", "no"),
+    ]
+
+
+def test_csv_and_tsv(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", '\ufeffname,text,label\na,"one, ""two""",pos\nb,"x\ny",neg\n')
+    assert list(read(path, id_column="name", label_column="label")) == [
+        Record("a", b'one, "two"', "pos"),
+        Record("b", b"x\ny", "neg"),
+    ]
+    path = write(tmp_path / "t.tsv", "sequence\tother\nMK\t1\nAA\t2\n")
+    assert list(read(path)) == [Record("1", b"MK"), Record("2", b"AA")]
+    assert [r.text for r in read(path, column="other")] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_compressed_files(suffix: str, pack: object, tmp_path: Path) -> None:
+    path = write(tmp_path / f"p.fa{suffix}", pack(b">a\nMK\n"))  # type: ignore[operator]
+    assert list(read(path)) == [Record("a", b"MK")]
+    assert kind_of(path) == "fasta"
+    cut = write(tmp_path / f"cut.fa{suffix}", pack(b">a\nMK\n" * 1000)[:-12])  # type: ignore[operator]
+    with pytest.raises(DataError, match="copied whole"):
+        list(read(cut))
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BytesIO(b">a\nMK\n")
+
+    monkeypatch.setattr("sys.stdin", Stdin)
+    assert list(read("-", kind="fasta")) == [Record("a", b"MK")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "words"),
+    [
+        ("p.fasta", "MKT\n>a\nM\n", {}, 'line 1: a sequence without a ">"'),
+        ("p.fasta", "\n", {}, "no FASTA record"),
+        ("t.jsonl", '{"text": "a"}\n{"text": \n', {}, "line 2: not JSON"),
+        ("t.jsonl", "[1]\n", {}, "line 1: a list, not an object"),
+        ("t.jsonl", '{"text": 3}\n', {}, '"text" is int, not text'),
+        ("t.csv", "", {}, "is empty"),
+        ("t.csv", "a,b\n1,2\n", {}, "none of the columns a, b"),
+        ("t.csv", "text,b\n1,2\n", {"column": "c"}, 'no column "c" among text, b'),
+        ("t.csv", "text,b\n1,2\n3\n", {}, "row 2: 1 fields, but the header has 2"),
+        ("t.txt", "a\n", {"column": "c"}, "read as lines, which has no columns"),
+        ("t.txt", "a\n", {"kind": "xml"}, 'no kind of input "xml"'),
+    ],
+)
+def test_faults(name: str, text: str, options: dict[str, str], words: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name, text)
+    with pytest.raises(DataError) as error:
+        list(read(path, **options))
+    assert words in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be opened"):
+        list(read(str(tmp_path / "no.fasta")))
