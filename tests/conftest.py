@@ -1,4 +1,4 @@
-"""Small made-up things that many tests share."""
+"""Small things that many tests share."""
 
 from __future__ import annotations
 
@@ -10,36 +10,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from made import TINY, made_text
 from mulstm import recipe
 from mulstm.recipe import Recipe
-
-TINY = (
-    "model.hidden=16",
-    "model.embedding=8",
-    "train.lanes=4",
-    "train.chunk=10",
-    "train.updates=12",
-    "optimiser.warmup=0",
-    "evaluate.every=5",
-    "evaluate.symbols=300",
-    "evaluate.lanes=5",
-    "evaluate.patience=0",
-    "evaluate.final_lanes=5",
-)
-
-
-def made_text(size: int, seed: int = 1) -> bytes:
-    """Words of no language, a little predictable."""
-    rng = np.random.default_rng(seed)
-    words = [bytes(rng.choice(list(b"abdeilmnorstu"), size=rng.integers(2, 7)).tolist()) for _ in range(40)]
-    ends = [b" ", b" ", b" ", b", ", b".\n"]
-    text = b""
-    while len(text) < size:
-        text += words[min(int(rng.exponential(9)), 39)] + ends[rng.integers(5)]
-    return text[:size]
 
 
 @pytest.fixture

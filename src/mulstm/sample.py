@@ -49,7 +49,7 @@ def sample(
     streams: int = 1,
     predictor: Predictor | None = None,  # another one than the plain one of that many lanes
 ) -> Iterator[list[bytes]]:
-    """Yields, for each symbol drawn, one piece of bytes a stream; a stream that has ended yields b"".
+    """An iterator that gives, for each symbol drawn, one piece of bytes a stream (b"" once it has ended).
 
     Stream i of a seed is the same however many streams run beside it, up to rounding. An alphabet with
     start and stop symbols begins with the one and ends a stream at the other.
@@ -63,6 +63,11 @@ def sample(
     if start is not None:
         predictor.feed(np.full(streams, start))
     predictor.feed_text(prompt if prompt or start is not None else opening(alphabet))
+    return _draws(predictor, how, last)
+
+
+def _draws(predictor: Predictor, how: Sampling, last: int | None) -> Iterator[list[bytes]]:
+    alphabet, streams = predictor.alphabet, predictor.lanes
     dice = [np.random.default_rng([how.seed, i]) for i in range(streams)]
     tails = [b""] * streams
     ended = [False] * streams

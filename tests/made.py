@@ -1,0 +1,35 @@
+"""Made-up texts, and a recipe's overrides that make it train in a blink."""
+
+from __future__ import annotations
+
+import numpy as np
+
+TINY = (
+    "model.hidden=16",
+    "model.embedding=8",
+    "train.lanes=4",
+    "train.chunk=10",
+    "train.updates=12",
+    "optimiser.warmup=0",
+    "evaluate.every=5",
+    "evaluate.symbols=300",
+    "evaluate.lanes=5",
+    "evaluate.patience=0",
+    "evaluate.final_lanes=5",
+)
+
+
+def settings(*overrides: str) -> list[str]:
+    """TINY, and more, as options of the command line."""
+    return [word for override in (*TINY, *overrides) for word in ("--set", override)]
+
+
+def made_text(size: int, seed: int = 1) -> bytes:
+    """Words of no language, a little predictable."""
+    rng = np.random.default_rng(seed)
+    words = [bytes(rng.choice(list(b"abdeilmnorstu"), size=rng.integers(2, 7)).tolist()) for _ in range(40)]
+    ends = [b" ", b" ", b" ", b", ", b".\n"]
+    text = b""
+    while len(text) < size:
+        text += words[min(int(rng.exponential(9)), 39)] + ends[rng.integers(5)]
+    return text[:size]
