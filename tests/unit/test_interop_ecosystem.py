@@ -1,0 +1,130 @@
+"""Models leave for the hub and for ONNX whole, and come back the same or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mulstm import checkpoint
+from mulstm.checkpoint import Checkpoint
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import CheckFailedError, CheckpointError
+from mulstm.interop import hub
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe, Recipe
+
+
+def saved(tmp_path: Path, **recipe: object) -> Checkpoint:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelRecipe(**({"hidden": 6} | recipe)), 256)  # type: ignore[arg-type]
+    path = tmp_path / "m.safetensors"
+    metrics = {"valid_bits_per_char": 1.5, "note": "x"}
+    source = {"format": "unirep", "licence": "CC BY-NC 4.0 (weights)"}
+    checkpoint.save(
+        path, model, Alphabet.bytes(), recipe=Recipe(model=model.recipe), metrics=metrics, source=source
+    )
+    return checkpoint.load(path)
+
+
+def test_a_folder_for_the_hub_and_back(tmp_path: Path) -> None:
+    loaded = saved(tmp_path)
+    files = hub.save_pretrained(loaded, tmp_path / "my-model")
+    assert [f.name for f in files] == ["model.safetensors", "config.json", "README.md"]
+    back = hub.from_pretrained(tmp_path / "my-model")
+    assert back.meta["fingerprint"] == loaded.meta["fingerprint"]
+    assert back.meta["source"] == loaded.meta["source"]
+    assert not back.model.training
+    card = (tmp_path / "my-model" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: mulstm\n")
+    assert "license: cc-by-nc-4.0" in card
+    assert "| valid_bits_per_char | 1.5 |" in card
+    assert "# my-model" in card
+
+
+def test_a_card_that_is_there_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "README.md").write_text("mine")
+    hub.save_pretrained(saved(tmp_path), folder)
+    assert (folder / "README.md").read_text() == "mine"
+
+
+def test_folders_that_do_not_hold_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "f"
+    hub.save_pretrained(saved(tmp_path), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"surprise": 1}))
+    with pytest.raises(CheckpointError, match="surprise differ"):
+        hub.from_pretrained(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        hub.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+        hub.from_pretrained(folder)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_name_that_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, **how: object) -> str:
+        raise FileNotFoundError("cannot be reached")
+
+    monkeypatch.setattr(hub, "_hub", lambda: SimpleNamespace(snapshot_download=refuse))
+    with pytest.raises(CheckpointError, match='"nobody/nothing" is neither a folder nor a model'):
+        hub.from_pretrained("nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [{"embedding": 3, "weight_norm": True}, {"layers": 2, "cell": "lstm", "skip": True}, {"cell": "mrnn"}],
+    ids=["mlstm", "stacked-lstm", "mrnn"],
+)
+def test_the_onnx_step(recipe: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from mulstm.interop import onnx
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    loaded = saved(tmp_path, **recipe)
+    written = onnx.write(loaded, tmp_path / "step.onnx")
+    assert written[0].exists()
+    assert onnx.difference(onnx.Step(loaded.model), tmp_path / "step.onnx") < 1e-6
+    with torch.no_grad():
+        loaded.model.W_out.add_(0.5 * torch.randn_like(loaded.model.W_out))
+    assert onnx.difference(onnx.Step(loaded.model), tmp_path / "step.onnx") > 1e-3
+    assert not (tmp_path / "cache").exists()
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+
+
+def test_an_onnx_file_that_fails_its_check_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from mulstm.interop import onnx
+
+    monkeypatch.setattr(onnx, "difference", lambda step, path: 0.1)
+    with pytest.raises(CheckFailedError, match=r"differs from ours by 1\.0e-01"):
+        onnx.write(saved(tmp_path), tmp_path / "step.onnx")
+    assert not list(tmp_path.glob("step.onnx*"))
+
+
+def test_the_layer_compiles_without_graph_breaks() -> None:
+    from mulstm.nn import MultiplicativeLSTM
+
+    torch.manual_seed(0)
+    layer = MultiplicativeLSTM(3, 5, num_layers=2)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 2, 3, requires_grad=True)
+    y, _ = compiled(x)
+    y.square().sum().backward()
+    ours = x.grad
+    x.grad = None
+    layer(x)[0].square().sum().backward()
+    torch.testing.assert_close(ours, x.grad)
