@@ -62,9 +62,7 @@ def run(
         else:
             p = dict(layer.named_parameters())
             drop = masks.weights[k] if masks.weights else {}
-            h, h_T, c_T = LayerFunction.apply(
-                spec, tuple(p), drop, inputs, low, h_0, c_0, mask, *p.values()
-            )
+            h, h_T, c_T = LayerFunction.apply(spec, tuple(p), drop, inputs, low, h_0, c_0, mask, *p.values())
         hs.append(h)
         states.append(State(h_T[:, : spec.H], c_T[:, : c_0.shape[1]]))
     return hs, tuple(states)

@@ -40,16 +40,6 @@ def quick_sigmoid(x):
 
 
 @triton.jit
-def prefetch(pointers, inside):
-    """Asks for lines to be brought into L2, for a kernel that comes later."""
-    if NATIVE:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-            "=r,l,r", [pointers.to(tl.int64), inside.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
 def column(u, gate: tl.constexpr, UNIT: tl.constexpr):
     """Where gate `gate` of unit u stands in z."""
     if UNIT == TANH:
@@ -71,29 +61,29 @@ def cell_forward(h_hat, i, o, f, c_prev, b_h, UNIT: tl.constexpr):
 
 
 @triton.jit
-def cell_backward(h_hat, i, o, f, c_prev, c, dh, dc, b_h, UNIT: tl.constexpr):
-    """dz in four blocks, dc_{t-1}, and the gradient inside the last tanh (b_h's); dh comes masked."""
+def cell_slopes(h_hat, i, o, f, c_prev, c, b_h, UNIT: tl.constexpr):
+    """What the backward of a step needs of its forward, known before any gradient is.
+
+    With dc = dc_in + dh A:  dz = (dc D_hat, dc D_i, dh D_o, dc D_f),  dc_{t-1} = dc f,  and b_h's is dh S.
+    """
     if UNIT == TANH:
         y = tanh(h_hat)
-        dz = dh * (1.0 - y * y)
-        return dz, dz, dz, dz, dc, dz
+        S = 1.0 - y * y
+        return S, S, S, S, S, S, S
     i, o, f = tl.sigmoid(i), tl.sigmoid(o), tl.sigmoid(f)
     if UNIT == STANDARD:
         y = tanh(c)
-        dy = dh * (1.0 - y * y)
-        dc += dy * o
-        do = dh * y * o * (1.0 - o)
+        S = 1.0 - y * y
+        D_o = y * o * (1.0 - o)
     else:
         y = tanh(o * c + b_h)
-        dy = dh * (1.0 - y * y)
-        dc += dy * o
-        do = dy * c * o * (1.0 - o)
+        S = 1.0 - y * y
+        D_o = S * c * o * (1.0 - o)
     if UNIT == INITIAL:
-        candidate = h_hat
-        dh_hat = dc * i
+        D_hat = i
+        D_i = h_hat * i * (1.0 - i)
     else:
-        candidate = tanh(h_hat)
-        dh_hat = dc * i * (1.0 - candidate * candidate)
-    di = dc * candidate * i * (1.0 - i)
-    df = dc * c_prev * f * (1.0 - f)
-    return dh_hat, di, do, df, dc * f, dy
+        g = tanh(h_hat)
+        D_hat = i * (1.0 - g * g)
+        D_i = g * i * (1.0 - i)
+    return S * o, D_hat, D_i, D_o, c_prev * f * (1.0 - f), f, S

@@ -15,6 +15,7 @@ class Tile:
     warps: int
     stages: int
     split: int = 1
+    more: int = 0  # further columns of the tile (gates only)
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ class Plan:
     gates: Tile | None = None  # z = zx + W_zm m, fused with the cell
     dm: Tile | None = None  # dz W_zm in partial sums
     dh: Tile | None = None  # da W_mh in partial sums
-    dm_fused: bool = False  # dm, da and dmx in one kernel; no split
-    dh_fused: bool = False  # dh and the cell's backward in one kernel; no split
+    sums_bf16: bool = False  # partial sums in bf16 instead of fp32
     pdl: bool = True  # programmatic dependent launch
     lanes: int = 0  # > 0: one launch for the whole chunk, so many lanes a group (triton_small)
 

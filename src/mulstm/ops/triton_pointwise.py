@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mulstm.ops.triton_cell import TANH, cell_backward, cell_forward, column, prefetch
+from mulstm.ops.triton_cell import TANH, cell_forward, cell_slopes, column
 
 
 @triton.jit
@@ -17,24 +17,14 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def fetch_ahead(x, stride, b, B, first, WIDTH, COLUMNS: tl.constexpr, LINE: tl.constexpr):
-    """Prefetches columns first .. first + COLUMNS of the rows b; a line holds LINE of them."""
-    at = first + tl.arange(0, COLUMNS // LINE)[None, :] * LINE
-    prefetch(x + b * stride + at, (b < B) & (at < WIDTH))
-
-
-@triton.jit
 def m_forward(
-    a, mx, m, zx, stride_mx, stride_zx, B, H,
-    BR: tl.constexpr, BU: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """m = mx * a; brings zx of this step nearer, for the kernel after the next product."""
+    a, mx, m, stride_mx, B, H, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr
+):
+    """m = mx * a."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
-    first = tl.program_id(1) * BU
-    u = first + tl.arange(0, BU)[None, :]
+    u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     x = tl.load(mx + b * stride_mx + u, mask=inside).to(tl.float32)
-    fetch_ahead(zx, stride_zx, b, B, first * BLOCKS, H * BLOCKS, BU * BLOCKS, 64)
     wait(PDL)
     y = tl.load(a + b * H + u, mask=inside).to(tl.float32)
     tl.store(m + b * H + u, (x * y).to(m.dtype.element_ty), mask=inside)
@@ -43,16 +33,15 @@ def m_forward(
 @triton.jit
 def gates_forward(
     r,  # (B, 4H)  W_zm m
-    zx, px, c_prev, mask, b_h, mx_next,
+    zx, px, c_prev, mask, b_h,
     z, r_kept, c, h,
-    stride_zx, stride_px, stride_mx, B, H,
-    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, HAS_NEXT: tl.constexpr,
-    SAVE: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    stride_zx, stride_px, B, H,
+    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, SAVE: tl.constexpr,
+    BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """From the recurrent product to c and h; keeps z (and MI-LSTM's r) for the backward."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
-    first = tl.program_id(1) * BU
-    u = first + tl.arange(0, BU)[None, :]
+    u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     blocks: tl.constexpr = 1 if UNIT == TANH else 4
     width = blocks * H
@@ -67,8 +56,6 @@ def gates_forward(
         x_3 = tl.load(zx + b * stride_zx + n_3, mask=inside, other=0.0)
     keep = tl.load(mask + at, mask=inside, other=0.0) if HAS_MASK else 1.0
     bias = tl.load(b_h + u, mask=u < H, other=0.0).to(tl.float32) if HAS_B else 0.0
-    if HAS_NEXT:
-        fetch_ahead(mx_next, stride_mx, b, B, first, H, BU, 64)
     wait(PDL)
     r_0 = tl.load(r + b * width + n_0, mask=inside, other=0.0)
     r_1, r_2, r_3 = r_0, r_0, r_0
@@ -115,17 +102,15 @@ def _keep(z_t, r_t, z, r, at, inside, HAS_PX: tl.constexpr):
 def gates_backward(
     dh_rec,  # (SPLIT, B, H) partial sums, from the step after
     dh, z, c_prev, c, mask, b_h, px, r,
-    mx, a,  # of this step, for the kernel after the next product
     dc,  # (B, H) fp32, replaced
     dz, dr, dpx, db_h,  # db_h: (B, H) fp32, added to
-    stride_dz, stride_px, stride_mx, B, H,
-    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, HAS_M: tl.constexpr,
-    SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    stride_dz, stride_px, B, H,
+    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, SPLIT: tl.constexpr,
+    BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dz of a step from the gradient of its h and c."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
-    first = tl.program_id(1) * BU
-    u = first + tl.arange(0, BU)[None, :]
+    u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     blocks: tl.constexpr = 1 if UNIT == TANH else 4
     at = b * H + u
@@ -141,25 +126,25 @@ def gates_backward(
         new = tl.load(c + at, mask=inside, other=0.0)
     bias = tl.load(b_h + u, mask=u < H, other=0.0).to(tl.float32) if HAS_B else 0.0
     keep = tl.load(mask + at, mask=inside, other=0.0).to(tl.float32) if HAS_MASK else 1.0
-    if HAS_M:
-        fetch_ahead(mx, stride_mx, b, B, first, H, BU, 64)
-        fetch_ahead(a, H, b, B, first, H, BU, 64)
+    A, D_hat, D_i, D_o, D_f, f, S = cell_slopes(z_0, z_1, z_2, z_3, old, new, bias, UNIT)
     wait(PDL)
+    if UNIT != TANH:
+        d_c = tl.load(dc + at, mask=inside, other=0.0)
     for s in tl.static_range(SPLIT):
         d += tl.load(dh_rec + s * B * H + at, mask=inside, other=0.0).to(tl.float32)
     d *= keep
-    if UNIT != TANH:
-        d_c = tl.load(dc + at, mask=inside, other=0.0)
-    d_0, d_1, d_2, d_3, d_c, d_b = cell_backward(z_0, z_1, z_2, z_3, old, new, d, d_c, bias, UNIT)
     if HAS_B:
-        tl.store(db_h + at, tl.load(db_h + at, mask=inside, other=0.0) + d_b, mask=inside)
+        tl.store(db_h + at, tl.load(db_h + at, mask=inside, other=0.0) + d * S, mask=inside)
     width = blocks * H
-    _put(d_0, column(u, 0, UNIT), dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
-    if UNIT != TANH:
-        tl.store(dc + at, d_c, mask=inside)
-        _put(d_1, column(u, 1, UNIT), dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
-        _put(d_2, column(u, 2, UNIT), dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
-        _put(d_3, column(u, 3, UNIT), dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
+    if UNIT == TANH:
+        _put(d * S, u, dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
+    else:
+        d_c += d * A
+        _put(d_c * D_hat, column(u, 0, UNIT), dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
+        _put(d_c * D_i, column(u, 1, UNIT), dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
+        _put(d * D_o, column(u, 2, UNIT), dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
+        _put(d_c * D_f, column(u, 3, UNIT), dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_PX)
+        tl.store(dc + at, d_c * f, mask=inside)
 
 
 @triton.jit
@@ -176,24 +161,17 @@ def _put(d, at, dz, dr, dpx, px, r, b, inside, stride_dz, stride_px, width, HAS_
 @triton.jit
 def m_backward(
     dm,  # (SPLIT, B, H) partial sums
-    mx, a, da, dmx, z_next, c_next, dh_next,
+    mx, a, da, dmx,
     stride_mx, stride_dmx, B, H,
-    SPLIT: tl.constexpr, HAS_NEXT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, BLOCKS: tl.constexpr,
-    PDL: tl.constexpr,
+    SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """da and dmx from dm, whose partial sums are added in order; brings nearer what the cell's backward reads."""
+    """da and dmx from dm, whose partial sums are added in order."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
-    first = tl.program_id(1) * BU
-    u = first + tl.arange(0, BU)[None, :]
+    u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     at = b * H + u
     x = tl.load(mx + b * stride_mx + u, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_NEXT:
-        fetch_ahead(z_next, BLOCKS * H, b, B, first * BLOCKS, H * BLOCKS, BU * BLOCKS, 64)
-        fetch_ahead(dh_next, H, b, B, first, H, BU, 64)
-        if BLOCKS > 1:
-            fetch_ahead(c_next, H, b, B, first, H, BU, 32)
     wait(PDL)
     d = tl.zeros([BR, BU], tl.float32)
     for s in tl.static_range(SPLIT):

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mulstm.ops.triton_cell import GROUP, NATIVE, cell_backward, cell_forward
+from mulstm.ops.triton_cell import GROUP, NATIVE, cell_forward, cell_slopes
 
 UNITS = 32  # owned by a CTA
 SPINS = 400_000  # polls before a CTA gives up waiting, a few tenths of a second
@@ -194,13 +194,15 @@ def small_backward(
     d_t = tl.load(dh + last + at, mask=inside, other=0.0)
     new = tl.load(c + last + B * H + at, mask=inside, other=0.0)
     old = tl.load(c + last + at, mask=inside, other=0.0)
+    h_hat, i, o, f = gates_apart(z_t.to(tl.float32), U, L)
+    A, D_hat, D_i, D_o, D_f, f, _ = cell_slopes(h_hat, i, o, f, old, new, 0.0, UNIT)
     for back in tl.range(0, T, num_stages=1):
         t = T - 1 - back
         step = t * B * H
-        h_hat, i, o, f = gates_apart(z_t.to(tl.float32), U, L)
         d_h = (d_t.to(tl.float32) + d_h) * keep
-        d_0, d_1, d_2, d_3, d_c, _ = cell_backward(h_hat, i, o, f, old, new, d_h, d_c, 0.0, UNIT)
-        d_z = gates_together(d_0, d_1, d_2, d_3, U, L).to(dx.dtype.element_ty)
+        d_c += d_h * A
+        d_z = gates_together(d_c * D_hat, d_c * D_i, d_h * D_o, d_c * D_f, U, L).to(dx.dtype.element_ty)
+        d_c *= f
         # Two places in turn: a CTA may still read the one while another already fills the other.
         place = first + (back % 2) * PARTS * SIZE
         tl.store(place + part * SIZE + at_sums, tl.dot(W_z, d_z).to(sums.dtype.element_ty))
@@ -220,6 +222,9 @@ def small_backward(
         if HAS_M:
             tl.store(da + step + at, (d_h * x_t.to(tl.float32)).to(da.dtype.element_ty), mask=inside)
             tl.store(out + unit[:, None], (d_h * a_t.to(tl.float32)).to(dx.dtype.element_ty), mask=inside)
+        h_hat, i, o, f = gates_apart(z_t.to(tl.float32), U, L)
+        A, D_hat, D_i, D_o, D_f, f, _ = cell_slopes(h_hat, i, o, f, old, new, 0.0, UNIT)
+        if HAS_M:
             meetings += 1
             patience = meet(counters + group, meetings * PARTS, failed, patience)
             d_a = tl.load(da + step + at_lanes, mask=within, other=0.0, cache_modifier=".cg")

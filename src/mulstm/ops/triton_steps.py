@@ -146,11 +146,10 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
 
 def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
     """A function of t that makes a_t and m_t."""
-    mx, zx, W_mh = chunk.mx, chunk.zx, chunk.W_mh
+    mx, W_mh = chunk.mx, chunk.W_mh
     assert mx is not None and W_mh is not None
     h, a, m = saved.h, saved.a, saved.m
     _, B, H = h.shape
-    blocks = zx.shape[2] // H
     kept = a.shape[0]
     if tile is None:
         work = _Pointwise(B, H)
@@ -159,7 +158,7 @@ def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
             k = t % kept
             torch.mm(h[t], W_mh.t(), out=a[k])
             pointwise.m_forward[work.grid](
-                a[k], mx[t], m[k], zx[t], mx.stride(1), zx.stride(1), B, H, BLOCKS=blocks, **work.options(pdl)
+                a[k], mx[t], m[k], mx.stride(1), B, H, **work.options(pdl)
             )
 
         return plain
@@ -189,24 +188,24 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> An
 
         def plain(t: int, pdl: bool) -> None:
             torch.mm(h[t] if mx is None else m[t % m.shape[0]], W_zm.t(), out=scratch)
-            following = None if mx is None or t + 1 == zx.shape[0] else mx[t + 1]
             pointwise.gates_forward[work.grid](
-                scratch, zx[t], None if px is None else px[t], c[t % places], mask, b_h, following,
+                scratch, zx[t], None if px is None else px[t], c[t % places], mask, b_h,
                 z[t] if save else z, r[t] if save and px is not None else r, c[(t + 1) % places], h[t + 1],
-                zx.stride(1), 0 if px is None else px.stride(1), 0 if mx is None else mx.stride(1), B, H,
-                HAS_PX=px is not None, HAS_NEXT=following is not None, **flags, **work.options(pdl),
+                zx.stride(1), 0 if px is None else px.stride(1), B, H,
+                HAS_PX=px is not None, **flags, **work.options(pdl),
             )  # fmt: skip
 
         return plain
     operand = h if mx is None else m
     rows, W = _rows(operand, (tile.BM, tile.BK)), _matrix(W_zm, (tile.BN, tile.BK))
-    grid = (triton.cdiv(B, tile.BM), triton.cdiv(width, tile.BN))
+    more = _matrix(W_zm, (tile.more, tile.BK)) if tile.more else None
+    grid = (triton.cdiv(B, tile.BM), triton.cdiv(width, tile.BN + tile.more))
 
     def fused(t: int, pdl: bool) -> None:
         row = (t % operand.shape[0]) * B
         products.gates_product[grid](
-            rows, W, zx[t], c[t % places], mask, b_h, z[t] if save else z, c[(t + 1) % places], h[t + 1],
-            row, zx.stride(1), B, H, EARLY=mx is not None, **flags, **_options(tile, pdl),
+            rows, W, more, zx[t], c[t % places], mask, b_h, z[t] if save else z, c[(t + 1) % places], h[t + 1],
+            row, zx.stride(1), B, H, EARLY=mx is not None, MORE=tile.more, **flags, **_options(tile, pdl),
         )  # fmt: skip
 
     return fused
@@ -245,33 +244,30 @@ def backward(
         pointwise.gates_backward[work.grid](
             dh_rec, dh[t], z[t], c[t] if lstm else c, c[t + 1] if lstm else c, mask, b_h,
             None if px is None else px[t], None if px is None else r[t],
-            None if mx is None else mx[t], None if mx is None else a[t],
             dc, dz[t], dr[t], None if dpx is None else dpx[t], db_h,
-            dz.stride(1), 0 if px is None else px.stride(1), 0 if mx is None else mx.stride(1), B, H,
-            HAS_PX=px is not None, HAS_M=mx is not None, SPLIT=split, **flags, **work.options(pdl),
+            dz.stride(1), 0 if px is None else px.stride(1), B, H,
+            HAS_PX=px is not None, SPLIT=split, **flags, **work.options(pdl),
         )  # fmt: skip
 
-    partial = _partial(dr, W_zm, plan.dm)
     # Likewise dc's copy stands between this and whatever made dh.
     cell(T - 1, dh_rec, split, plan.pdl)
-    if mx is None or W_mh is None or dmx is None:
-        for t in range(T - 1, -1, -1):
-            dh_rec, split = partial(t, plan.pdl)
-            if t > 0:
-                cell(t - 1, dh_rec, split, plan.pdl)
-    else:
-        to_dh = _dh_step(chunk, saved, da, dh, dc, dz, db_h, plan, cell)
-        to_da = _da_step(chunk, saved, da, dmx, dz, dh, partial, plan, work)
-        for t in range(T - 1, -1, -1):
-            to_da(t, plan.pdl)
-            if t > 0:
-                to_dh(t, plan.pdl)
-        dh_rec, split = _partial(da, W_mh, None)(0, False)
-    dh_0 = dh_rec if split == 1 else dh_rec.sum(0)
-    return Gradients(dx, dmx, dz, dr, da, dpx, dh_0.view(B, H).to(h_0.dtype), dc, db_h)
+    partial = _partial(dr, W_zm, plan.dm, plan.sums_bf16)
+    partial_h = partial if W_mh is None else _partial(da, W_mh, plan.dh, plan.sums_bf16)
+    for t in range(T - 1, -1, -1):
+        dh_rec, split = partial(t, plan.pdl)
+        if mx is not None and dmx is not None:
+            pointwise.m_backward[work.grid](
+                dh_rec, mx[t], a[t], da[t], dmx[t], mx.stride(1), dmx.stride(1), B, H,
+                SPLIT=split, **work.options(plan.pdl),
+            )  # fmt: skip
+            dh_rec, split = partial_h(t, plan.pdl)
+        if t > 0:
+            cell(t - 1, dh_rec, split, plan.pdl)
+    dh_0 = dh_rec.view(split, B, H).sum(0, dtype=torch.float32)
+    return Gradients(dx, dmx, dz, dr, da, dpx, dh_0.to(h_0.dtype), dc, db_h)
 
 
-def _partial(x: Tensor, W: Tensor, tile: Tile | None) -> Any:
+def _partial(x: Tensor, W: Tensor, tile: Tile | None, bf16: bool) -> Any:
     """A function of t that makes x_t @ W in partial sums, and says in how many."""
     _, B, K = x.shape
     N = W.shape[1]
@@ -283,79 +279,16 @@ def _partial(x: Tensor, W: Tensor, tile: Tile | None) -> Any:
 
         return plain
     rows, matrix = _rows(x, (tile.BM, tile.BK)), _matrix(W, (tile.BK, tile.BN))
-    sums = x.new_empty(tile.split, B, N, dtype=torch.float32)
+    sums = x.new_empty(tile.split, B, N, dtype=torch.bfloat16 if bf16 else torch.float32)
     grid = (triton.cdiv(B, tile.BM), triton.cdiv(N, tile.BN), tile.split)
 
     def split(t: int, pdl: bool) -> tuple[Tensor, int]:
         products.sum_product[grid](
-            rows, matrix, sums, t * B, B, N, K, SPLIT=tile.split, **_options(tile, pdl)
+            rows, matrix, sums, t * B, B, N, K, tile.split, **_options(tile, pdl)
         )
         return sums, tile.split
 
     return split
-
-
-def _da_step(
-    chunk: Chunk, saved: Saved, da: Tensor, dmx: Tensor, dz: Tensor, dh: Tensor,
-    partial: Any, plan: Plan, work: _Pointwise,
-) -> Any:  # fmt: skip
-    """A function of t that makes da_t and dmx_t from dz_t."""
-    mx, a, W_zm, tile = chunk.mx, saved.a, chunk.W_zm, plan.dm
-    assert mx is not None
-    _, B, H = da.shape
-    if plan.dm_fused and tile is not None:
-        rows, W = _rows(dz, (tile.BM, tile.BK)), _matrix(W_zm, (tile.BK, tile.BN))
-        grid = (triton.cdiv(B, tile.BM), triton.cdiv(H, tile.BN))
-
-        def fused(t: int, pdl: bool) -> None:
-            products.dm_product[grid](
-                rows, W, mx[t], a[t], da[t], dmx[t], t * B, mx.stride(1), dmx.stride(1), B, H,
-                **_options(tile, pdl),
-            )  # fmt: skip
-
-        return fused
-
-    blocks = dz.shape[2] // H
-
-    def summed(t: int, pdl: bool) -> None:
-        dm, split = partial(t, pdl)
-        z_next, c_next, dh_next = (x[t - 1] if t > 0 and x.numel() else None for x in (saved.z, saved.c, dh))
-        pointwise.m_backward[work.grid](
-            dm, mx[t], a[t], da[t], dmx[t], z_next, c_next, dh_next, mx.stride(1), dmx.stride(1), B, H,
-            SPLIT=split, HAS_NEXT=t > 0, BLOCKS=blocks, **work.options(pdl),
-        )  # fmt: skip
-
-    return summed
-
-
-def _dh_step(
-    chunk: Chunk, saved: Saved, da: Tensor, dh: Tensor, dc: Tensor, dz: Tensor, db_h: Tensor | None,
-    plan: Plan, cell: Any,
-) -> Any:  # fmt: skip
-    """A function of t that makes dz_{t-1} and dc_{t-1} from da_t."""
-    W_mh, mask, b_h, unit, tile = chunk.W_mh, chunk.mask, chunk.b_h, chunk.unit, plan.dh
-    assert W_mh is not None
-    if not plan.dh_fused or tile is None or chunk.px is not None or unit == "tanh":
-        partial = _partial(da, W_mh, tile)
-
-        def summed(t: int, pdl: bool) -> None:
-            dh_rec, split = partial(t, pdl)
-            cell(t - 1, dh_rec, split, pdl)
-
-        return summed
-    _, B, H = da.shape
-    rows, W = _rows(da, (tile.BM, tile.BK)), _matrix(W_mh, (tile.BK, tile.BN))
-    grid = (triton.cdiv(B, tile.BM), triton.cdiv(H, tile.BN))
-    flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
-    z, c = saved.z, saved.c
-
-    def fused(t: int, pdl: bool) -> None:
-        products.dh_product[grid](
-            rows, W, dh[t - 1], z[t - 1], c[t - 1], c[t], mask, b_h, dc, dz[t - 1], db_h,
-            t * B, dz.stride(1), B, H, **flags, **_options(tile, pdl),
-        )  # fmt: skip
-
-    return fused
 
 
 def weight_gradients(saved: Saved, grads: Gradients) -> tuple[Tensor | None, Tensor]:
