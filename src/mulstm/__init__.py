@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from mulstm.checkpoint import save as save_checkpoint
     from mulstm.data import Alphabet
     from mulstm.data import load as load_corpus
+    from mulstm.embedding import embed
     from mulstm.errors import MulstmError
+    from mulstm.interop.hub import from_pretrained, save_pretrained
     from mulstm.nn import LanguageModel, MultiplicativeLSTM, MultiplicativeLSTMCell
     from mulstm.ops import recurrence
     from mulstm.predict import Predictor
     from mulstm.recipe import Recipe
     from mulstm.recipe import load as load_recipe
+    from mulstm.scoring import score
 
 # Resolved on first use: importing mulstm takes no time, and its ground floor works without torch.
 _HOME = {
@@ -30,11 +33,15 @@ _HOME = {
     "MulstmError": ("mulstm.errors", "MulstmError"),
     "Predictor": ("mulstm.predict", "Predictor"),
     "Recipe": ("mulstm.recipe", "Recipe"),
+    "embed": ("mulstm.embedding", "embed"),
+    "from_pretrained": ("mulstm.interop.hub", "from_pretrained"),
     "load_checkpoint": ("mulstm.checkpoint", "load"),
     "load_corpus": ("mulstm.data", "load"),
     "load_recipe": ("mulstm.recipe", "load"),
     "recurrence": ("mulstm.ops", "recurrence"),
     "save_checkpoint": ("mulstm.checkpoint", "save"),
+    "save_pretrained": ("mulstm.interop.hub", "save_pretrained"),
+    "score": ("mulstm.scoring", "score"),
 }
 
 __all__ = [
@@ -47,11 +54,15 @@ __all__ = [
     "Predictor",
     "Recipe",
     "__version__",
+    "embed",
+    "from_pretrained",
     "load_checkpoint",
     "load_corpus",
     "load_recipe",
     "recurrence",
     "save_checkpoint",
+    "save_pretrained",
+    "score",
 ]
 
 
