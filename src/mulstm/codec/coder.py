@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mulstm.codec.tables import TOTAL_BITS
 from mulstm.errors import BackendError, CheckFailedError, ExtraError
 
-Int32 = NDArray[np.int32]
+Whole = NDArray[np.int64]
 KINDS = ("constriction", "python")
 _WORD = 0xFFFFFFFF
 _STATE = 0xFFFFFFFFFFFFFFFF
@@ -21,7 +21,7 @@ _STATE = 0xFFFFFFFFFFFFFFFF
 class Encoder(Protocol):
     """Takes symbols in the order in which they will be asked for."""
 
-    def put(self, begins: Int32, symbols: Int32) -> None:
+    def put(self, begins: Whole, symbols: Whole) -> None:
         """The symbols (n) with their tables (n, entries + 1)."""
 
     def finish(self) -> bytes:
@@ -31,7 +31,7 @@ class Encoder(Protocol):
 class Decoder(Protocol):
     """Gives the symbols back in the same order."""
 
-    def get(self, begins: Int32) -> Int32:
+    def get(self, begins: Whole) -> Whole:
         """One symbol for each table."""
 
 
@@ -44,7 +44,7 @@ def decoder(data: bytes, kind: str = "auto") -> Decoder:
     """A decoder of what an encoder of any kind has written."""
     if len(data) % 4:
         raise CheckFailedError(
-            f"A coded stream of {len(data)} bytes is not made of 4-byte words. Take another copy of the archive."
+            f"A coded stream of {len(data)} bytes is not made of whole words. Take another copy of it."
         )
     return _ConstrictionDecoder(data) if _resolve(kind) == "constriction" else PythonDecoder(data)
 
@@ -60,19 +60,19 @@ def _resolve(kind: str) -> str:
     return kind
 
 
-def uniform(n: int) -> Int32:
+def uniform(n: int) -> Whole:
     """The table of n equally likely entries, (n + 1)."""
-    return ((np.arange(n + 1, dtype=np.int64) << TOTAL_BITS) // n).astype(np.int32)
+    return (np.arange(n + 1, dtype=np.int64) << TOTAL_BITS) // n
 
 
 class PythonEncoder:
-    """Subbotin's range coder with 64 bits of state and words of 32, carries put into words already written."""
+    """A range coder with 64 bits of state and words of 32; carries go into words already written."""
 
     def __init__(self) -> None:
         self._low, self._range = 0, _STATE
         self._words: list[int] = []
 
-    def put(self, begins: Int32, symbols: Int32) -> None:
+    def put(self, begins: Whole, symbols: Whole) -> None:
         rows = np.arange(len(symbols))
         lefts, rights = begins[rows, symbols].tolist(), begins[rows, symbols + 1].tolist()
         low, span, words = self._low, self._range, self._words
@@ -122,10 +122,10 @@ class PythonDecoder:
     def _next(self) -> int:
         return self._words.pop() if self._words else 0
 
-    def get(self, begins: Int32) -> Int32:
+    def get(self, begins: Whole) -> Whole:
         n, width = begins.shape
-        table = memoryview(np.ascontiguousarray(begins).reshape(-1))
-        symbols = np.empty(n, dtype=np.int32)
+        table = memoryview(np.ascontiguousarray(begins).reshape(-1).data)
+        symbols = np.empty(n, dtype=np.int64)
         point, span = self._point, self._range
         for row in range(n):
             first = row * width
@@ -150,7 +150,7 @@ class _ConstrictionEncoder:
         self._family, queue = _library()
         self._encoder = queue.RangeEncoder()
 
-    def put(self, begins: Int32, symbols: Int32) -> None:
+    def put(self, begins: Whole, symbols: Whole) -> None:
         if len(symbols):
             self._encoder.encode(np.ascontiguousarray(symbols, dtype=np.int32), self._family, _counts(begins))
 
@@ -163,14 +163,14 @@ class _ConstrictionDecoder:
         self._family, queue = _library()
         self._decoder = queue.RangeDecoder(np.frombuffer(data, dtype="<u4").astype(np.uint32))
 
-    def get(self, begins: Int32) -> Int32:
+    def get(self, begins: Whole) -> Whole:
         if not len(begins):
-            return np.empty(0, dtype=np.int32)
+            return np.empty(0, dtype=np.int64)
         try:
-            symbols: Int32 = self._decoder.decode(self._family, _counts(begins))
+            symbols = self._decoder.decode(self._family, _counts(begins))
         except AssertionError as fault:
             raise _broken() from fault
-        return symbols
+        return np.asarray(symbols, dtype=np.int64)
 
 
 def _library() -> tuple[Any, Any]:
@@ -179,7 +179,7 @@ def _library() -> tuple[Any, Any]:
     return constriction.stream.model.Categorical(perfect=False), constriction.stream.queue
 
 
-def _counts(begins: Int32) -> NDArray[np.float64]:
+def _counts(begins: Whole) -> NDArray[np.float64]:
     """Whole numbers that sum to 2**24 - entries: constriction adds one to each and rounds nothing."""
     counts: NDArray[np.float64] = (np.diff(begins, axis=1) - 1).astype(np.float64)
     return counts

@@ -60,7 +60,8 @@ def _fold_layer(
         b_z[:H] = 0
     W_zm = matrix("W_zm")
     zx, mx = rows(matrix("W_zx")), rows(matrix("W_mx"))
-    assert W_zm is not None and zx is not None
+    assert W_zm is not None
+    assert zx is not None
     W_zl, W_ml = matrix("W_zl"), matrix("W_ml")
     if not sees_symbol:  # without skip wiring, the "input" of an upper layer is the layer below
         W_zl, zx = zx, np.zeros((1, len(b_z)))
@@ -81,7 +82,7 @@ def lengths(W: Float) -> Float:
 
 
 def outer_sum(x: Float, W: Float) -> Float:
-    """x @ W.T, every sum from left to right: a library's product takes an order of its own on each machine."""
+    """x @ W.T, every sum from left to right: a library's product has an order of its own on each machine."""
     right = np.ascontiguousarray(W.T)  # (E, Z)
     out = np.zeros((len(x), len(W)))
     size = max(1, _BLOCK // len(W))

@@ -21,6 +21,7 @@ UNITS = ("standard", "initial", "initial-text", "tanh")
 WIDEST = 1 << 14  # sums of that many products of int8 numbers leave room for the multiplications after them
 SHIFT = 24  # every multiplier R counts 2**-24
 MOST_E_M = 16
+MOST_RATE = 1 << 20
 ACT_BITS = 14  # h counts 2**-14
 ACT_MOST = (1 << ACT_BITS) - 1
 
@@ -31,7 +32,7 @@ Int32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class IntegerLayer:
-    """One layer; what a cell or a place in the stack does not have is None. Rows of tables: symbols, or one."""
+    """One layer; what a cell or a place in the stack does not have is None. Tables have N rows, or one."""
 
     zx: Int16  # (N or 1, Z)  W_zx x + b, counting 2**-10
     W_zm: Int8  # (Z, H)
@@ -60,11 +61,19 @@ class IntegerModel:
     W_out: Int8  # (N, H), with skip wiring (N, layers * H)
     R_out: Int32  # (N)
     b_out: Int32  # (N)  counting 2**-10 bits
+    h_mean: Int16  # (H or layers * H)  what the learner takes h less of
+    rate: Int32  # (1)  how fast it learns, at first
     parent: str  # fingerprint of the checkpoint it was made from
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """All arrays by name, as in the file."""
-        named: dict[str, NDArray[Any]] = {"W_out": self.W_out, "R_out": self.R_out, "b_out": self.b_out}
+        named: dict[str, NDArray[Any]] = {
+            "W_out": self.W_out,
+            "R_out": self.R_out,
+            "b_out": self.b_out,
+            "h_mean": self.h_mean,
+            "rate": self.rate,
+        }
         for k, layer in enumerate(self.layers):
             for field in fields(layer):
                 value = getattr(layer, field.name)
@@ -119,6 +128,20 @@ def save(path: Path, model: IntegerModel, more: dict[str, Any] | None = None) ->
     checkpoint.write_tensors(path, arrays, meta)
 
 
+def is_one(path: Path) -> bool:
+    """Whether the file says of itself that it is an integer model; `load` tells what else is wrong."""
+    from safetensors import SafetensorError, safe_open
+
+    from mulstm import checkpoint
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            meta = json.loads((file.metadata() or {}).get(checkpoint.KEY, "{}"))
+    except (SafetensorError, ValueError):
+        return False
+    return isinstance(meta, dict) and meta.get("kind") == KIND
+
+
 def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
     """The model of such a file and what was kept beside it; every array is checked before it is used."""
     from mulstm import checkpoint
@@ -139,7 +162,7 @@ def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
         ) from fault
     if model.fingerprint.hex() != stated:
         raise CheckpointError(
-            f"The contents of {path} do not match the fingerprint written with them: it was changed or damaged. "
+            f"The contents of {path} do not match their fingerprint: it was changed or damaged. "
             "Take another copy of the file, or quantize the checkpoint again."
         )
     return model, dict(meta.get("more", {}))
@@ -166,6 +189,8 @@ def _assemble(facts: dict[str, Any], named: dict[str, NDArray[Any]], parent: str
         W_out=named["W_out"],
         R_out=named["R_out"],
         b_out=named["b_out"],
+        h_mean=named["h_mean"],
+        rate=named["rate"],
         parent=parent,
     )
     if model.tensors().keys() != named.keys():
@@ -183,6 +208,10 @@ def check(model: IntegerModel) -> None:
     _expect("W_out", model.W_out, np.int8, (N, H * (L if model.skip else 1)))
     _expect("R_out", model.R_out, np.int32, (N,))
     _expect("b_out", model.b_out, np.int32, (N,))
+    _expect("h_mean", model.h_mean, np.int16, model.W_out.shape[1:])
+    _expect("rate", model.rate, np.int32, (1,))
+    if not 0 <= int(model.rate[0]) <= MOST_RATE:
+        raise ValueError(f"rate is {int(model.rate[0])}, outside 0 to {MOST_RATE}")
     multiplicative = model.cell in ("mlstm", "mrnn")
     for k, layer in enumerate(model.layers):
         sees_symbol, sees_layer = k == 0 or model.skip, k > 0

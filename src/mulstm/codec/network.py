@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mulstm.codec.integer import ACT_BITS, ACT_MOST, SHIFT, IntegerLayer, IntegerModel
-from mulstm.codec.products import Product, choose, planes
+from mulstm.codec.products import Products, Sums, planes
 from mulstm.codec.tables import (
     EXP_END,
     GATE_BITS,
@@ -24,7 +27,8 @@ C_BITS = 16  # c counts 2**-16
 C_MOST = (1 << 31) - 1
 PX_BITS = 12  # MI-LSTM's factor counts 2**-12
 ESCAPE_BITS = 22  # how likely an escape is, counting 2**-22
-_RATIO_BITS = 31
+RATIO_BITS = 31
+_NONE = np.zeros((0, 0), dtype=np.int8)  # what a layer does not have
 
 
 @dataclass
@@ -35,27 +39,27 @@ class IntegerState:
     c: Tensor  # (B, H) int64
 
 
-class _Layer:
+class Weights:
     """One layer's arrays on the device, tables already shifted to where they are added."""
 
-    def __init__(self, layer: IntegerLayer, device: torch.device, products: str) -> None:
-        def wide(array: object) -> Tensor | None:
-            return None if array is None else torch.as_tensor(array).to(device, torch.int64)
+    def __init__(self, layer: IntegerLayer, products: Products) -> None:
+        def wide(array: NDArray[Any] | None) -> Tensor:
+            return torch.as_tensor(_NONE if array is None else array).to(products.device, torch.int64)
 
-        def product(W: object) -> Product | None:
-            return None if W is None else choose(torch.as_tensor(W), device, products)
+        def product(W: NDArray[Any] | None) -> Sums:
+            return products.by_planes(torch.as_tensor(_NONE if W is None else W))
 
-        zx = wide(layer.zx)
-        assert zx is not None
+        self.multiplicative, self.sees_layer = layer.W_mh is not None, layer.W_zl is not None
         # The rounding half goes with the table: the sum then needs one shift and nothing else.
-        self.zx = (zx << SHIFT) + HALF
+        self.zx = (wide(layer.zx) << SHIFT) + HALF
         self.W_zm, self.R_zm = product(layer.W_zm), wide(layer.R_zm)
         self.W_zl, self.R_zl = product(layer.W_zl), wide(layer.R_zl)
         self.W_mh = product(layer.W_mh)
         self.W_ml, self.R_ml = product(layer.W_ml), wide(layer.R_ml)
         self.mx, self.e_m = wide(layer.mx), wide(layer.e_m)
-        self.px, self.b_h = wide(layer.px), wide(layer.b_h)
-        if self.mx is not None and self.e_m is not None and self.W_ml is None:
+        self.px = None if layer.px is None else wide(layer.px)
+        self.b_h = None if layer.b_h is None else wide(layer.b_h)
+        if self.multiplicative and not self.sees_layer:
             self.mx = self.mx << self.e_m
 
 
@@ -69,15 +73,17 @@ class Network:
         self, model: IntegerModel, device: str | torch.device = "cpu", products: str = "auto"
     ) -> None:
         self.model, self.device = model, torch.device(device)
-        self.layers = [_Layer(layer, self.device, products) for layer in model.layers]
-        self.W_out = choose(torch.as_tensor(model.W_out), self.device, products)
+        self.products = Products(self.device, products)
+        self.layers = [Weights(layer, self.products) for layer in model.layers]
+        self.W_out = self.products.by_planes(torch.as_tensor(model.W_out))
         self.R_out = torch.as_tensor(model.R_out).to(self.device, torch.int64)
         self.b_out = (torch.as_tensor(model.b_out).to(self.device, torch.int64) << SHIFT) + HALF
         curve = tables()
-        self._sigmoid = torch.tensor(curve.sigmoid, device=self.device)
-        self._tanh = torch.tensor(curve.tanh, device=self.device)
+        self._sigmoid = torch.tensor(curve.sigmoid, dtype=torch.int64, device=self.device)
+        self._tanh = torch.tensor(curve.tanh, dtype=torch.int64, device=self.device)
+        self._one_each = torch.arange(1, model.alphabet.size + 1, device=self.device)
         # One entry more, of weight zero, for all that is too unlikely to be told apart.
-        self._exp = torch.cat([torch.tensor(curve.exp), torch.zeros(1, dtype=torch.int32)]).to(self.device)
+        self._exp = torch.tensor([*curve.exp.tolist(), 0], device=self.device)
 
     def start(self, B: int) -> list[IntegerState]:
         """The state before the first symbol: zero."""
@@ -93,30 +99,28 @@ class Network:
     def step(self, x: Tensor, state: list[IntegerState]) -> list[IntegerState]:
         """The state after the symbols x (B)."""
         after: list[IntegerState] = []
-        for k, (layer, prev) in enumerate(zip(self.layers, state, strict=True)):
-            row = x if k == 0 or self.model.skip else torch.zeros_like(x)
-            after.append(self._layer_step(layer, row, after[-1].h if after else None, prev))
+        for w, prev in zip(self.layers, state, strict=True):
+            row = x if len(w.zx) > 1 else torch.zeros_like(x)
+            after.append(self._layer_step(w, row, after[-1].h if w.sees_layer else None, prev))
         return after
 
-    def _layer_step(self, w: _Layer, x: Tensor, low: Tensor | None, prev: IntegerState) -> IntegerState:
-        m = prev.h if w.W_mh is None else planes(self.factor(w, x, low, prev.h))
+    def _layer_step(self, w: Weights, x: Tensor, low: Tensor | None, prev: IntegerState) -> IntegerState:
+        m = planes(self.factor(w, x, low, prev.h)) if w.multiplicative else prev.h
         z = w.zx.index_select(0, x)
-        assert w.W_zm is not None and w.R_zm is not None
         r = w.W_zm(m).to(torch.int64).mul_(w.R_zm)
         if w.px is not None:
             r = (r + HALF) >> SHIFT
             r = r.mul_(w.px.index_select(0, x)) << (SHIFT - PX_BITS)
         z += r
-        if w.W_zl is not None and w.R_zl is not None and low is not None:
+        if low is not None:
             z += w.W_zl(low).to(torch.int64).mul_(w.R_zl)
         z >>= SHIFT
         return self._finish(z, prev.c, w.b_h)
 
-    def factor(self, w: _Layer, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
+    def factor(self, w: Weights, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
         """m_t = mx_t a_t, (B, H), each unit counting what its calibration gave."""
-        assert w.W_mh is not None and w.mx is not None
         p = w.mx.index_select(0, x)
-        if w.W_ml is not None and w.R_ml is not None and w.e_m is not None and low is not None:
+        if low is not None:
             p += (w.W_ml(low).to(torch.int64).mul_(w.R_ml) + HALF) >> SHIFT
             p = p.clamp_(-32767, 32767) << w.e_m
         m = p.mul_(w.W_mh(h)).add_(HALF)
@@ -147,24 +151,25 @@ class Network:
         """What the output layer sees, (2, B, H)."""
         return torch.cat([s.h for s in state], dim=-1) if self.model.skip else state[-1].h
 
-    def shares(self, h: Tensor, escape: Tensor | None = None) -> Tensor:
-        """Where each symbol's share begins, (B, entries + 1) int32, from 0 to 2**24.
+    def logits(self, h: Tensor) -> Tensor:
+        """(B, N) int64, counting 2**-10 bits."""
+        return self.W_out(h).to(torch.int64).mul_(self.R_out).add_(self.b_out) >> SHIFT
 
-        `h` comes from `output`, of any number of lanes or steps. With `escape` (B) int64, counting 2**-22,
-        there is one entry more, after the symbols.
+    def shares(self, logits: Tensor, escape: Tensor | None = None) -> Tensor:
+        """Where each symbol's share begins, (B, entries + 1) int64, from 0 to 2**24.
+
+        With `escape` (B) int64, counting 2**-22, there is one entry more, after the symbols.
         """
-        N = self.model.alphabet.size
+        B, N = logits.shape
         entries = N if escape is None else N + 1
-        logits = (self.W_out(h).to(torch.int64).mul_(self.R_out).add_(self.b_out)) >> SHIFT
         d = (logits.amax(dim=1, keepdim=True) - logits).clamp_(max=EXP_END)
-        until = self._exp.index_select(0, d.view(-1)).view(d.shape).cumsum(1, dtype=torch.int64)
+        until = self._exp.index_select(0, d.view(-1)).view(d.shape).cumsum(1)
         free = torch.full_like(until[:, -1:], (1 << TOTAL_BITS) - entries)
         if escape is not None:
             free -= (escape.unsqueeze(1) * free) >> ESCAPE_BITS
-        ratio = torch.div(free << _RATIO_BITS, until[:, -1:], rounding_mode="floor")
-        until = until.mul_(ratio) >> _RATIO_BITS
-        begins = torch.zeros(h.shape[1], entries + 1, dtype=torch.int32, device=self.device)
-        begins[:, 1 : N + 1] = until + torch.arange(1, N + 1, device=self.device)
+        ratio = torch.div(free << RATIO_BITS, until[:, -1:], rounding_mode="floor")
+        begins = torch.zeros(B, entries + 1, dtype=torch.int64, device=self.device)
+        begins[:, 1 : N + 1] = (until.mul_(ratio) >> RATIO_BITS).add_(self._one_each)
         begins[:, -1] = 1 << TOTAL_BITS
         return begins
 
@@ -175,4 +180,4 @@ def _round(value: Tensor, bits: int) -> Tensor:
 
 def _take(table: Tensor, z: Tensor, end: int) -> Tensor:
     index = z.clamp(-end, end - 1).add_(end)
-    return table.index_select(0, index.view(-1)).view(index.shape).to(torch.int64)
+    return table.index_select(0, index.view(-1)).view(index.shape)

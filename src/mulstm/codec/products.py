@@ -1,4 +1,4 @@
-"""Exact products of an int8 matrix with 15-bit activations, by whatever the machine multiplies fastest."""
+"""Exact products of int8 matrices, by whatever the machine multiplies fastest."""
 
 from __future__ import annotations
 
@@ -11,63 +11,86 @@ from mulstm.errors import BackendError
 
 LOW_BITS = 7
 KINDS = ("int8", "float32", "float64")
-_EXACT = {"float32": 1 << 24, "float64": 1 << 53}  # whole numbers below are all there
+_EXACT = {"float32": 1 << 24, "float64": 1 << 53}  # below, floating point holds every whole number
 _ALIGN = 32  # CUDA's int8 product wants sides that are multiples of 8, and is faster at 32
 
-Product = Callable[[Tensor], Tensor]  # (2, B, K) int8 planes -> (B, J) int32
+Sums = Callable[[Tensor], Tensor]
 
 
 def planes(v: Tensor) -> Tensor:
-    """(2, ...) int8: v = 128 * first + second, with the second in 0 ... 127."""
-    return torch.stack([v >> LOW_BITS, v & ((1 << LOW_BITS) - 1)]).to(torch.int8)
+    """(2, ...) int8 of 15-bit numbers: v = 128 * first + second, with the second in 0 ... 127."""
+    both = torch.empty((2, *v.shape), dtype=torch.int8, device=v.device)
+    both[0] = v >> LOW_BITS
+    both[1] = v & ((1 << LOW_BITS) - 1)
+    return both
 
 
-def choose(W: Tensor, device: torch.device, kind: str = "auto") -> Product:
-    """A function from planes of activations to sum_k W[j,k] v[k] / 128, the low plane's part rounded down."""
-    if kind not in ("auto", *KINDS):
-        raise BackendError(f"There is no integer product {kind!r}. Choose auto, {', '.join(KINDS)}.")
-    W = W.to(device)
-    if kind == "auto":
-        kind = "int8" if _int8_is_exact(W) else "float32"
-    sums = _int8(W) if kind == "int8" else _floats(W, kind)
+class Products:
+    """How one device multiplies int8 matrices into int32 sums without an error. All kinds give the same."""
 
-    def product(v: Tensor) -> Tensor:
-        both = sums(v.reshape(-1, v.shape[-1]))
-        high, low = both.view(2, -1, both.shape[-1])
-        return high + (low >> LOW_BITS)
+    def __init__(self, device: torch.device, kind: str = "auto") -> None:
+        if kind not in ("auto", *KINDS):
+            raise BackendError(f"There is no integer product {kind!r}. Choose auto, {', '.join(KINDS)}.")
+        self.device = device
+        self.kind = kind if kind != "auto" else "int8" if _int8_is_exact(device) else "float32"
 
-    return product
+    def by(self, W: Tensor) -> Sums:
+        """The function from v (B, K) to v @ W.T, (B, J) int32, for a W (J, K) used again and again."""
+        W = W.to(self.device)
+        if self.kind == "int8":
+            return _int8(W)
+        return _floats(W, self.kind)
+
+    def by_planes(self, W: Tensor) -> Sums:
+        """From planes (2, B, K) to (B, J): the high plane's sums plus the low plane's, shifted down."""
+        sums = self.by(W)
+
+        def product(v: Tensor) -> Tensor:
+            B = v.shape[1]
+            both = sums(v.reshape(2 * B, -1))
+            return both[:B] + (both[B:] >> LOW_BITS)
+
+        return product
+
+    def once(self, a: Tensor, b: Tensor) -> Tensor:
+        """a (M, K) @ b (K, J), for matrices that both change."""
+        if self.kind != "int8":
+            return _floats(b.T, self.kind)(a)
+        return _int8(b.T)(a)
 
 
-def _int8(W: Tensor) -> Callable[[Tensor], Tensor]:
+def _int8(W: Tensor) -> Sums:
     J, K = W.shape
     if W.device.type == "cpu":
         right = W.T
-        return lambda v: torch._int_mm(v, right)
-    padded = torch.zeros(-(-J // _ALIGN) * _ALIGN, -(-K // _ALIGN) * _ALIGN, dtype=torch.int8, device=W.device)
-    padded[:J, :K] = W
-    right, pad = padded.T, padded.shape[1] - K
+
+        def plain(v: Tensor) -> Tensor:
+            return torch._int_mm(v, right)
+
+        return plain
+    rows, columns = _up(J), _up(K)
+    right = torch.nn.functional.pad(W, (0, columns - K, 0, rows - J)).T
 
     def sums(v: Tensor) -> Tensor:
-        rows = max(_ALIGN, -(-v.shape[0] // _ALIGN) * _ALIGN)  # CUDA refuses 16 rows and fewer
-        v = torch.nn.functional.pad(v, (0, pad, 0, rows - v.shape[0]))
-        return torch._int_mm(v, right)[:, :J]
+        B = v.shape[0]
+        v = torch.nn.functional.pad(v, (0, columns - K, 0, _up(B) - B))
+        return torch._int_mm(v, right)[:B, :J]
 
-    return lambda v: sums(v)[: v.shape[0]]
+    return sums
 
 
-def _floats(W: Tensor, kind: str) -> Callable[[Tensor], Tensor]:
+def _up(n: int) -> int:
+    return -(-n // _ALIGN) * _ALIGN
+
+
+def _floats(W: Tensor, kind: str) -> Sums:
     """Floating point that never rounds: no partial sum, in whatever order, leaves the exact whole numbers."""
     dtype = getattr(torch, kind)
-    most = int(W.to(torch.int64).abs().sum(dim=1).max()) << LOW_BITS if W.numel() else 0
-    pieces = min(W.shape[1], most // (_EXACT[kind] - 1) + 1)
-    width = -(-W.shape[1] // pieces)
-    while any(int(p.to(torch.int64).abs().sum(dim=1).max()) << LOW_BITS >= _EXACT[kind] for p in W.split(width, 1)):
-        width = -(-width // 2)
-    rights = [p.T.to(dtype) for p in W.split(width, dim=1)]
+    width = _EXACT[kind] >> (2 * LOW_BITS)  # so many products of -128 with -128 are still exact
+    rights = [piece.T.to(dtype) for piece in torch.split(W, width, dim=1)]
 
     def sums(v: Tensor) -> Tensor:
-        parts = v.to(dtype).split(width, dim=1)
+        parts = torch.split(v.to(dtype), width, dim=1)
         total = (parts[0] @ rights[0]).to(torch.int32)
         for part, right in zip(parts[1:], rights[1:], strict=True):
             total += (part @ right).to(torch.int32)
@@ -76,15 +99,17 @@ def _floats(W: Tensor, kind: str) -> Callable[[Tensor], Tensor]:
     return sums
 
 
-def _int8_is_exact(W: Tensor) -> bool:
-    """Whether this machine's int8 product of W, driven to its extremes, is right.
+def _int8_is_exact(device: torch.device) -> bool:
+    """Whether this machine's int8 product, driven to its extremes, is right.
 
     Processors without the right instruction may add pairs of products in 16 bits, which saturate.
     """
-    signs = torch.where(W < 0, -128, 127).to(torch.int8)
-    probe = torch.cat([signs[:2], torch.full_like(signs[:1], 127), torch.full_like(signs[:1], -128)])
+    most = torch.full((48, 200), 127, dtype=torch.int8, device=device)
+    least = torch.full_like(most, -128)
+    mixed = torch.where(torch.arange(200, device=device) % 3 == 0, most, least)
+    W, v = torch.cat([most, -most, mixed.clamp(min=-127)]), torch.cat([most, least, mixed])
     try:
-        sums = _int8(W)(probe)
+        sums = _int8(W)(v)
     except RuntimeError:
         return False
-    return torch.equal(sums.cpu().double(), probe.cpu().double() @ W.cpu().double().T)
+    return torch.equal(sums.cpu().double(), v.cpu().double() @ W.cpu().double().T)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mulstm.codec.fold import Float, FoldedLayer, fold, lengths
-from mulstm.codec.integer import ACT_BITS, ACT_MOST, MOST_E_M, SHIFT, IntegerLayer, IntegerModel, check
-from mulstm.codec.network import C_BITS, PX_BITS, Network, _Layer
+from mulstm.codec.integer import (
+    ACT_BITS,
+    ACT_MOST,
+    MOST_E_M,
+    MOST_RATE,
+    SHIFT,
+    IntegerLayer,
+    IntegerModel,
+    check,
+)
+from mulstm.codec.network import C_BITS, PX_BITS, Network, Weights
+from mulstm.codec.products import LOW_BITS
 from mulstm.codec.tables import LOGIT_BITS, Z_BITS
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import BackendError
@@ -23,22 +34,25 @@ from mulstm.recipe import ModelRecipe
 _H_UNIT = 2.0**-ACT_BITS
 _PLANE = 128.0  # a sum comes out divided by what the low plane counts
 _ROUNDS, _LANES, _STEPS = 2, 64, 128
+_HASTE = 0.66  # the learner's first rate, were h to stray by one in all
 _ROOM = 4  # how far m may go past the largest value calibration saw
 
 
 def quantize(
     weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe, alphabet: Alphabet, parent: str
 ) -> IntegerModel:
-    """The integer model of a checkpoint's arrays. No text is needed: it calibrates on what it writes itself."""
+    """The integer model of a checkpoint's arrays. It needs no text: it calibrates on its own samples."""
     _refuse(weights, recipe, alphabet)
     layers = fold(weights, recipe)
     out = (_float(weights["W_out"]), _float(weights["b_out"]) if recipe.output_bias else None)
     units = [_first_guess(layer) for layer in layers]
     model = _assemble(layers, units, out, recipe, alphabet, parent)
     for _ in range(_ROUNDS if recipe.cell in ("mlstm", "mrnn") else 0):
-        for unit, peak in zip(units, _peaks(model), strict=True):
+        for unit, peak in zip(units, _watch(model).peaks(), strict=True):
             unit *= np.maximum(peak, 1) * (_ROOM / ACT_MOST)
         model = _assemble(layers, units, out, recipe, alphabet, parent)
+    mean, rate = _watch(model).learning()
+    model = replace(model, h_mean=mean, rate=rate)
     check(model)
     return model
 
@@ -52,7 +66,7 @@ def _refuse(weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe, alphabet: 
     for name, array in weights.items():
         if not np.isfinite(array).all():
             raise BackendError(
-                f"The weights {name} hold numbers that are not finite. Take a checkpoint from before that happened."
+                f"The weights {name} hold numbers that are not finite. Take an earlier checkpoint."
             )
 
 
@@ -94,6 +108,8 @@ def _assemble(
         W_out=W_out,
         R_out=_multiplier(s_out * bits),
         b_out=_whole(b_out * bits, np.int32),
+        h_mean=np.zeros(W_out.shape[1], dtype=np.int16),
+        rate=np.zeros(1, dtype=np.int32),
         parent=parent,
     )
 
@@ -144,26 +160,52 @@ def _float(array: NDArray[Any]) -> Float:
 
 
 class _Watched(Network):
-    """Remembers how far each unit of m went."""
+    """Remembers how far each unit of m went, and the first two moments of h."""
 
     def __init__(self, model: IntegerModel) -> None:
         super().__init__(model)
-        self.peaks = {id(w): torch.zeros(model.hidden, dtype=torch.int64) for w in self.layers}
+        self._peaks = {id(w): torch.zeros(model.hidden, dtype=torch.int64) for w in self.layers}
+        self._first = torch.zeros(model.W_out.shape[1], dtype=torch.int64)
+        self._second = torch.zeros_like(self._first)
+        self._count = 0
 
-    def factor(self, w: _Layer, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
+    def factor(self, w: Weights, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
         m = super().factor(w, x, low, h)
-        torch.maximum(self.peaks[id(w)], m.abs().amax(dim=0), out=self.peaks[id(w)])
+        torch.maximum(self._peaks[id(w)], m.abs().amax(dim=0), out=self._peaks[id(w)])
         return m
 
+    def see(self, h: Tensor) -> None:
+        v = (h[0].to(torch.int64) << LOW_BITS) + h[1]
+        self._first += v.sum(dim=0)
+        self._second += (v * v).sum(dim=0)
+        self._count += len(v)
 
-def _peaks(model: IntegerModel) -> list[Float]:
-    """The largest |m| of each unit while the integer model writes a text of its own."""
+    def peaks(self) -> list[Float]:
+        """The largest |m| of each unit, layer by layer."""
+        return [self._peaks[id(w)].numpy().astype(np.float64) for w in self.layers]
+
+    def learning(self) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+        """The learner's mean of h, and a rate in keeping with how far h strays from it."""
+        n, first, second = self._count, self._first.tolist(), self._second.tolist()
+        mean = np.array([(2 * s + n) // (2 * n) for s in first], dtype=np.int16)
+        spread = sum(n * s2 - s1 * s1 for s1, s2 in zip(first, second, strict=True))
+        if spread == 0:
+            return mean, np.zeros(1, dtype=np.int32)
+        rate = _HASTE * math.log2(math.e) * 2.0**21 * (n * n << (2 * ACT_BITS)) / spread
+        return mean, np.array([min(MOST_RATE, round(rate))], dtype=np.int32)
+
+
+def _watch(model: IntegerModel) -> _Watched:
+    """The network after it has written a text of its own."""
     network = _Watched(model)
     state = network.start(_LANES)
     for t in range(_STEPS):
-        begins = network.shares(network.output(state))
+        h = network.output(state)
+        if t >= _STEPS // 4:
+            network.see(h)
+        begins = network.shares(network.logits(h))
         # The draws are hash values: any machine, any version of numpy draws the same text.
         draw = np.frombuffer(hashlib.shake_128(b"%d" % t).digest(4 * _LANES), "<u4") >> 8
-        x = (begins[:, 1:] <= torch.from_numpy(draw.astype(np.int32))[:, None]).sum(dim=1)
+        x = (begins[:, 1:] <= torch.from_numpy(draw.astype(np.int64))[:, None]).sum(dim=1)
         state = network.step(x, state)
-    return [network.peaks[id(w)].numpy().astype(np.float64) for w in network.layers]
+    return network

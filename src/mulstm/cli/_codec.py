@@ -1,0 +1,67 @@
+"""What compress, decompress and quantize share: options, the network of a MODEL, and the line that moves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mulstm import console
+
+if TYPE_CHECKING:
+    from mulstm.codec.network import Network
+
+Model = Annotated[
+    Path, typer.Argument(help='A checkpoint, the folder of a run, or what "mulstm quantize" wrote.')
+]
+Products = Annotated[
+    str,
+    typer.Option("--products", help="How matrices are multiplied: auto, int8, float32, float64. Same bytes."),
+]
+Coder = Annotated[
+    str, typer.Option("--coder", help="The range coder: auto, constriction or python. Same bytes.")
+]
+Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0: all cores. Same bytes.")]
+
+
+def sleep_while_waiting() -> None:
+    """Threads that spin while they wait starve others on a busy machine. Call it before torch is imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def network_of(model: Path, device: str, products: str, threads: int, quiet: bool) -> tuple[Network, Path]:
+    """The integer network of MODEL on the device, and the file it came from."""
+    sleep_while_waiting()
+    import torch
+
+    from mulstm import parallel
+    from mulstm.codec.network import Network
+    from mulstm.codec.source import open_model
+
+    if threads:
+        torch.set_num_threads(threads)
+    integer, file, made = open_model(model)
+    if made and not quiet:
+        console.note(f'made the integer model of {file}; "mulstm quantize" keeps it for the next time')
+    return Network(integer, parallel.pick(device), products), file
+
+
+@contextmanager
+def moving(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A function to be told how many more bytes are done."""
+    if quiet:
+        yield lambda more: None
+        return
+    done = 0
+    with console.Progress(total, label=label) as screen:
+
+        def tell(more: int) -> None:
+            nonlocal done
+            done += more
+            screen.update(done)
+
+        yield tell

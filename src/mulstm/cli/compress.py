@@ -1,0 +1,97 @@
+"""`mulstm compress`: a file becomes as small as the model finds it likely."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mulstm import console
+from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of
+from mulstm.cli._options import AsJson, Device, Quiet
+
+
+def command(
+    model: Model,
+    file: Annotated[Path, typer.Argument(help="Any file; - is standard input.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The archive (default: FILE.mul); - is standard output."),
+    ] = None,
+    lanes: Annotated[
+        int,
+        typer.Option(
+            "--lanes",
+            min=0,
+            help="Stretches coded in lock-step: more is faster and a little larger; 0: by size.",
+        ),
+    ] = 0,
+    block: Annotated[int, typer.Option("--block", min=1, help="Bytes held in memory at a time.")] = 1 << 24,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Decode each block again before it is written.")
+    ] = True,
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Write no archive; compare size and speed with other compressors.")
+    ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            "--figure", help="With --bench: draw size against speed to this .svg and a .png beside it."
+        ),
+    ] = None,
+    device: Device = "cpu",
+    products: Products = "auto",
+    coder: Coder = "auto",
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compress a file with a model. The archive decodes on any machine, with the same model."""
+    network, source = network_of(model, device, products, threads, quiet)
+    how: dict[str, Any] = {"lanes": lanes or None, "block": block, "coder": coder}
+    if bench:
+        _bench(network, source, file, how, figure, quiet, as_json)
+        return
+    from mulstm.codec import archive
+
+    target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
+    total = 0 if str(file) == "-" or not file.is_file() else file.stat().st_size
+    with moving(total, "compress", quiet) as tell:
+        done = archive.compress_path(file, target, network, verify=verify, progress=tell, **how)
+    facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": source.stat().st_size}
+    if as_json and str(target) != "-":
+        console.result_json(facts)
+        return
+    line = (
+        f"{done.content:,} -> {done.archive:,} bytes, {done.bits_per_byte:.4f} bits/byte, "
+        f"{done.content / max(done.seconds, 1e-9) / 1e3:,.1f} kB/s, {done.lanes} lanes"
+    )
+    line += ", verified" if verify else ", not verified"
+    (console.note if str(target) == "-" else console.result)(line)
+
+
+def _bench(
+    network: Any,
+    source: Path,
+    file: Path,
+    how: dict[str, Any],
+    figure: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    from mulstm.codec import bench
+
+    size = file.stat().st_size if file.is_file() else 0
+    with moving(2 * size, "bench", quiet) as tell:
+        rows = bench.compare(network, source.stat().st_size, file, how, tell)
+    if figure is not None:
+        bench.draw(rows, figure)
+    if as_json:
+        console.result_json({"file": str(file), "bytes": size, "rows": [row.as_dict() for row in rows]})
+        return
+    console.table(bench.HEADERS, [row.cells() for row in rows])
+    if not sys.stdout.isatty() or quiet:
+        return
+    console.note("with model: the size of the model is added; MB/s is of the content")

@@ -1,0 +1,48 @@
+"""`mulstm decompress`: an archive and its model give the file back, or a clear no."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mulstm import console
+from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of
+from mulstm.cli._options import AsJson, Device, Quiet
+
+
+def command(
+    model: Model,
+    file: Annotated[Path, typer.Argument(help="An archive; - is standard input.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The file to write (default: without .mul); - is standard output."
+        ),
+    ] = None,
+    device: Device = "cpu",
+    products: Products = "auto",
+    coder: Coder = "auto",
+    threads: Threads = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decompress an archive. Damage, or another model, is told with exit code 4, and nothing is written."""
+    if output is None and str(file) != "-" and file.suffix != ".mul":
+        raise typer.BadParameter(f"{file} does not end in .mul, so say where to write", param_hint="--output")
+    target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))
+    network, _ = network_of(model, device, products, threads, quiet)
+    from mulstm.codec import archive
+
+    total = 0 if str(file) == "-" or not file.is_file() else file.stat().st_size
+    with moving(total, "decompress", quiet) as tell:
+        done = archive.decompress_path(file, target, network, coder=coder, progress=tell)
+    if as_json and str(target) != "-":
+        console.result_json({"file": str(file), "output": str(target), **done.as_dict()})
+        return
+    line = (
+        f"{done.archive:,} -> {done.content:,} bytes, "
+        f"{done.content / max(done.seconds, 1e-9) / 1e3:,.1f} kB/s, checksums agree"
+    )
+    (console.note if str(target) == "-" else console.result)(line)

@@ -1,0 +1,64 @@
+"""`mulstm quantize`: the integer model of a checkpoint, as compression uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mulstm import console
+from mulstm.cli._codec import sleep_while_waiting
+from mulstm.cli._options import AsJson
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The file to write (default: MODEL.integer.safetensors beside it)."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Measure both models on this file, and what whole numbers cost."),
+    ] = None,
+    symbols: Annotated[
+        int, typer.Option("--symbols", min=1, help="With --against: only so many bytes from its start.")
+    ] = 200_000,
+    as_json: AsJson = False,
+) -> None:
+    """Turn a checkpoint into an integer model: smaller, faster, and the same on every machine."""
+    sleep_while_waiting()
+    from mulstm import checkpoint
+    from mulstm.codec import integer
+    from mulstm.codec.source import default_path, quantize_checkpoint
+
+    file = checkpoint.find(model)
+    loaded = checkpoint.load(file)
+    made = quantize_checkpoint(loaded)
+    target = output or default_path(file)
+    facts: dict[str, Any] = {
+        "file": str(target),
+        "parent": made.parent,
+        "fingerprint": made.fingerprint.hex(),
+    }
+    if against is not None:
+        from mulstm.codec.measure import compare
+
+        facts |= compare(loaded, made, against, symbols)
+    integer.save(target, made)
+    facts |= {"bytes": target.stat().st_size, "parent_bytes": file.stat().st_size}
+    if as_json:
+        console.result_json(facts)
+        return
+    console.result(
+        f"{target}: {facts['bytes']:,} bytes (the checkpoint has {facts['parent_bytes']:,}), "
+        f"fingerprint {facts['fingerprint'][:16]}"
+    )
+    if against is not None:
+        console.result(
+            f"{facts['bits_per_char']:.4f} bits/char on {facts['symbols']:,} symbols; the checkpoint "
+            f"{facts['parent_bits_per_char']:.4f}, whole numbers cost {facts['cost_bits_per_char']:+.5f}"
+        )

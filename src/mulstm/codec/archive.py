@@ -1,0 +1,189 @@
+"""Files and streams to archives and back: block after block, nothing kept of what is done."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mulstm import runs
+from mulstm.codec import block as blocks
+from mulstm.codec.container import CODED, MOST_BLOCK, MOST_LANES, STORED, Header, Reader, Writer
+from mulstm.codec.network import Network
+from mulstm.errors import CheckFailedError, DataError
+
+BLOCK = 1 << 24
+LANES = 64
+LANE = 1 << 13  # bytes a lane has at least, unless lanes are given: a lane begins knowing nothing
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class Summary:
+    """What was done."""
+
+    content: int = 0  # bytes
+    archive: int = 0  # bytes
+    blocks: int = 0
+    stored: int = 0  # blocks that coding would not have made smaller
+    lanes: int = 0  # the most of any block
+    adaptive: bool = False
+    verified: bool = False
+    seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+    @property
+    def bits_per_byte(self) -> float:
+        """0 for an empty file."""
+        return 8 * self.archive / self.content if self.content else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self) | {"bits_per_byte": self.bits_per_byte}
+
+
+def compress(
+    source: BinaryIO,
+    target: BinaryIO,
+    network: Network,
+    *,
+    lanes: int | None = None,
+    adaptive: bool = True,
+    block: int = BLOCK,
+    verify: bool = True,
+    coder: str = "auto",
+    progress: Progress | None = None,
+) -> Summary:
+    """Reads `source` to its end and writes an archive. Memory depends on `block`, not on the content."""
+    _check(lanes, block)
+    done = Summary(adaptive=adaptive, verified=verify)
+    writer = Writer(target, Header(block, network.model.fingerprint, adaptive))
+    while content := _read(source, block):
+        B = lanes if lanes is not None else default_lanes(len(content))
+        start = time.perf_counter()
+        payload, kind = blocks.encode(network, content, B, adaptive, coder=coder, progress=progress), CODED
+        if len(payload) >= len(content):
+            payload, kind, B = content, STORED, 1
+        done.seconds += time.perf_counter() - start
+        if verify and kind == CODED:
+            start = time.perf_counter()
+            if blocks.decode(network, payload, len(content), B, adaptive, coder=coder) != content:
+                raise CheckFailedError(
+                    f"Block {done.blocks} does not decode to what was read: this machine computes wrongly. "
+                    "Nothing was written; try --products float64, and report it."
+                )
+            done.verify_seconds += time.perf_counter() - start
+        writer.block(content, payload, kind, B)
+        done.content += len(content)
+        done.blocks += 1
+        done.stored += kind == STORED
+        done.lanes = max(done.lanes, B)
+    writer.end()
+    done.archive = writer.size
+    return done
+
+
+def decompress(
+    source: BinaryIO,
+    target: BinaryIO,
+    network: Network,
+    *,
+    coder: str = "auto",
+    progress: Progress | None = None,
+) -> Summary:
+    """Reads an archive and writes its content; what has been written up to a fault is right, but not all."""
+    reader = Reader(source)
+    require_model(reader.header, network)
+    adaptive = reader.header.adaptive
+    done = Summary(adaptive=adaptive, verified=True)
+    while (found := reader.next()) is not None:
+        start = time.perf_counter()
+        if found.kind == STORED:
+            content = found.payload
+        else:
+            content = blocks.decode(
+                network, found.payload, found.length, found.lanes, adaptive, coder=coder, progress=progress
+            )
+        done.seconds += time.perf_counter() - start
+        reader.content(found, content)
+        target.write(content)
+        done.content += len(content)
+        done.blocks += 1
+        done.stored += found.kind == STORED
+        done.lanes = max(done.lanes, found.lanes)
+    done.archive = reader.size
+    return done
+
+
+def compress_path(source: Path, target: Path, network: Network, **how: Any) -> Summary:
+    """`compress` between paths, "-" a standard stream: a file is there whole, or not at all."""
+    with _reading(source) as given, _writing(target) as taken:
+        return compress(given, taken, network, **how)
+
+
+def decompress_path(source: Path, target: Path, network: Network, **how: Any) -> Summary:
+    """`decompress` between paths, "-" a standard stream: a file is there whole and checked, or not at all."""
+    with _reading(source) as given, _writing(target) as taken:
+        return decompress(given, taken, network, **how)
+
+
+def require_model(header: Header, network: Network) -> None:
+    """Raises CheckFailedError when the archive was written with another model."""
+    mine = network.model.fingerprint
+    if header.fingerprint != mine:
+        raise CheckFailedError(
+            f"The archive was written with the integer model {header.fingerprint.hex()[:16]} and this is "
+            f"{mine.hex()[:16]}. Give the model that compressed it."
+        )
+
+
+def default_lanes(length: int) -> int:
+    """As many as fill the hardware, each long enough for its cold start not to be felt."""
+    return max(1, min(LANES, length // LANE))
+
+
+def _check(lanes: int | None, block: int) -> None:
+    if lanes is not None and not 1 <= lanes <= MOST_LANES:
+        raise DataError(f"A block cannot have {lanes} lanes. Give 1 to {MOST_LANES:,}.")
+    if not 1 <= block <= MOST_BLOCK:
+        raise DataError(f"A block cannot have {block:,} bytes. Give 1 to {MOST_BLOCK:,}.")
+
+
+def _read(source: BinaryIO, size: int) -> bytes:
+    """`size` bytes, or what is left."""
+    pieces, missing = io.BytesIO(), size
+    while missing and (piece := source.read(missing)):
+        pieces.write(piece)
+        missing -= len(piece)
+    return pieces.getvalue()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    if str(path) == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}). Give the path of a file that exists."
+        ) from None
+    with file:
+        yield file
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[BinaryIO]:
+    if str(path) == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    with runs.replacing(path) as temporary, temporary.open("wb") as file:
+        yield file

@@ -1,0 +1,175 @@
+"""The .mul file: a header, blocks that each carry their own checks, and an end that seals the whole."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from mulstm.errors import CheckFailedError
+
+MAGIC = b"\x89MUL\r\n\x1a\n"  # text-mode copying and 7-bit channels break it visibly
+VERSION = 1
+STORED, CODED, END = 0, 1, 255
+MOST_LANES = 1 << 14
+MOST_BLOCK = 1 << 28
+FINGERPRINT = 32
+
+_HEADER = struct.Struct("<8sHHI32s")  # magic, version, flags, block, fingerprint
+_BLOCK = struct.Struct("<BxHIIII")  # kind, lanes, number, length, size of the payload, CRC-32 of the content
+_SEAL = struct.Struct("<Q32s")  # length and SHA-256 of the content
+_CRC = struct.Struct("<I")
+
+OVERHEAD = _HEADER.size + _CRC.size + _BLOCK.size + 2 * _CRC.size + _SEAL.size  # of an empty file
+BLOCK_OVERHEAD = _BLOCK.size + 2 * _CRC.size
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known before the first block."""
+
+    block: int  # the most bytes a block holds
+    fingerprint: bytes  # of the integer model
+    adaptive: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block as it stands in the file."""
+
+    kind: int
+    lanes: int
+    length: int  # of the content
+    crc: int  # CRC-32 of the content
+    payload: bytes
+
+
+class Writer:
+    """Writes an archive from front to back."""
+
+    def __init__(self, target: BinaryIO, header: Header) -> None:
+        self._target, self._number, self.size = target, 0, 0
+        self._length, self._digest = 0, hashlib.sha256()
+        self._write(_HEADER.pack(MAGIC, VERSION, int(header.adaptive), header.block, header.fingerprint))
+
+    def block(self, content: bytes, payload: bytes, kind: int, lanes: int) -> None:
+        """One block and its content."""
+        self._length += len(content)
+        self._digest.update(content)
+        self._frame(kind, lanes, len(content), zlib.crc32(content), payload)
+
+    def end(self) -> None:
+        """The seal; nothing may follow it."""
+        self._frame(END, 0, 0, 0, _SEAL.pack(self._length, self._digest.digest()))
+
+    def _frame(self, kind: int, lanes: int, length: int, crc: int, payload: bytes) -> None:
+        self._write(_BLOCK.pack(kind, lanes, self._number, length, len(payload), crc))
+        self._write(payload)
+        self._number += 1
+
+    def _write(self, piece: bytes) -> None:
+        for part in (piece, _CRC.pack(zlib.crc32(piece))):
+            self._target.write(part)
+            self.size += len(part)
+
+
+class Reader:
+    """Reads an archive from front to back; each fault is told where it is met."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source, self._number = source, 0
+        self.size = 0  # bytes read
+        self._length, self._digest = 0, hashlib.sha256()
+        self.header = self._header()
+
+    def _header(self) -> Header:
+        start = self._take(len(MAGIC) + 2, "its header", short_is_foreign=True)
+        if start[: len(MAGIC)] != MAGIC:
+            raise CheckFailedError(
+                f"This is not a .mul archive: it begins with {start[:8]!r}. Give one that mulstm wrote."
+            )
+        (version,) = struct.unpack("<H", start[len(MAGIC) :])
+        if version != VERSION:
+            raise CheckFailedError(
+                f"The archive has version {version} of the format and this mulstm reads version {VERSION}. "
+                "Install the mulstm that wrote it, or a newer one."
+            )
+        rest = self._take(_HEADER.size - len(start) + _CRC.size, "its header")
+        whole = start + rest[: -_CRC.size]
+        if zlib.crc32(whole) != _CRC.unpack(rest[-_CRC.size :])[0]:
+            raise _damaged("its header")
+        _, _, flags, block, fingerprint = _HEADER.unpack(whole)
+        if flags > 1 or not 1 <= block <= MOST_BLOCK:
+            raise _damaged("its header")
+        return Header(block, fingerprint, bool(flags))
+
+    def next(self) -> Block | None:
+        """The next block, its payload checked; None after the seal, which is checked too."""
+        where = f"block {self._number}"
+        head = self._checked(_BLOCK.size, where)
+        kind, lanes, number, length, size, crc = _BLOCK.unpack(head)
+        if head[1] or number != self._number or kind not in (STORED, CODED, END):
+            raise _damaged(where)
+        self._number += 1
+        if kind == END:
+            if lanes or length or crc or size != _SEAL.size:
+                raise _damaged("its end")
+            self._seal(self._checked(size, "its end"))
+            return None
+        most = length if kind == STORED else 4 * (length + 2)
+        if not 1 <= length <= self.header.block or not 1 <= lanes <= MOST_LANES or not 1 <= size <= most:
+            raise _damaged(where)
+        return Block(kind, lanes, length, crc, self._checked(size, where))
+
+    def content(self, block: Block, content: bytes) -> None:
+        """Checks what a block was decoded to."""
+        if len(content) != block.length or zlib.crc32(content) != block.crc:
+            raise CheckFailedError(
+                f"Block {self._number - 1} does not decode to what was compressed. "
+                "The archive is damaged, or this machine computes wrongly: try --products float64."
+            )
+        self._length += len(content)
+        self._digest.update(content)
+
+    def _seal(self, payload: bytes) -> None:
+        if _SEAL.unpack(payload) != (self._length, self._digest.digest()):
+            raise CheckFailedError(
+                "The whole content does not match the archive's checksum: blocks are missing or foreign. "
+                "Take another copy of it."
+            )
+        if self._source.read(1):
+            raise CheckFailedError(
+                f"There are bytes after the end of the archive (from offset {self.size:,}). "
+                "Cut them off, or take another copy of it."
+            )
+
+    def _checked(self, size: int, where: str) -> bytes:
+        piece = self._take(size + _CRC.size, where)
+        if zlib.crc32(piece[: -_CRC.size]) != _CRC.unpack(piece[-_CRC.size :])[0]:
+            raise _damaged(where)
+        return piece[: -_CRC.size]
+
+    def _take(self, size: int, where: str, short_is_foreign: bool = False) -> bytes:
+        piece = self._source.read(size)
+        while 0 < len(piece) < size:  # a pipe may give less than it was asked for
+            more = self._source.read(size - len(piece))
+            if not more:
+                break
+            piece += more
+        if len(piece) < size:
+            if short_is_foreign and not MAGIC.startswith(piece[: len(MAGIC)]):
+                raise CheckFailedError(
+                    f"This is not a .mul archive: it begins with {piece[:8]!r}. Give one that mulstm wrote."
+                )
+            raise CheckFailedError(
+                f"The archive ends inside {where}, after {self.size + len(piece):,} bytes: it is cut short. "
+                "Take another copy of it."
+            )
+        self.size += size
+        return piece
+
+
+def _damaged(where: str) -> CheckFailedError:
+    return CheckFailedError(f"The archive is damaged in {where}. Take another copy of it.")

@@ -1,0 +1,32 @@
+"""What MODEL means on the command line of the codec: an integer model, or a checkpoint to make one from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mulstm import checkpoint
+from mulstm.checkpoint import Checkpoint
+from mulstm.codec import integer
+from mulstm.codec.integer import IntegerModel
+from mulstm.codec.quantize import quantize
+
+SUFFIX = ".integer.safetensors"
+
+
+def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
+    """The integer model, its file, and whether it had to be made; a run folder stands for its best model."""
+    file = checkpoint.find(path)
+    if integer.is_one(file):
+        return integer.load(file)[0], file, False
+    return quantize_checkpoint(checkpoint.load(file)), file, True
+
+
+def quantize_checkpoint(loaded: Checkpoint) -> IntegerModel:
+    """The integer model of a checkpoint: the same on every machine."""
+    weights = {name: tensor.detach().cpu().numpy() for name, tensor in loaded.model.state_dict().items()}
+    return quantize(weights, loaded.model.recipe, loaded.alphabet, str(loaded.meta["fingerprint"]))
+
+
+def default_path(file: Path) -> Path:
+    """Where `mulstm quantize` puts the integer model of a checkpoint."""
+    return file.with_name(file.name.removesuffix(".safetensors") + SUFFIX)
