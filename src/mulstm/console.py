@@ -83,7 +83,7 @@ class Progress:
         self._total, self._label, self._done = max(1, total), label, done
         self._extra: dict[str, str] = {}
         self._marks = [(time.monotonic(), done)]
-        self._shown = 0.0
+        self._updated = self._shown = 0.0
         self._live: Any = None
 
     def __enter__(self) -> Progress:
@@ -98,14 +98,15 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._show()
+        if self._updated > self._shown:
+            self._show()
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def update(self, done: int, *, bits_per_char: float | None = None, **extra: str) -> None:
         """`done` of the total symbols; other words to show come by name, as in valid="1.52"."""
-        now = time.monotonic()
+        now = self._updated = time.monotonic()
         self._done = done
         if bits_per_char is not None:
             self._extra["bits/char"] = f"{bits_per_char:.3f}"
@@ -125,9 +126,9 @@ class Progress:
 
     @property
     def symbols_per_second(self) -> float:
-        """Over the last half minute or so."""
+        """Over the last half minute or so before the last update."""
         then, before = self._marks[0]
-        return (self._done - before) / max(1e-9, time.monotonic() - then)
+        return (self._done - before) / max(1e-9, self._updated - then)
 
     def line(self) -> str:
         """What is shown, without colour."""

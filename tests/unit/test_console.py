@@ -103,6 +103,15 @@ def test_the_time_left_counts_from_where_a_run_was_resumed(monkeypatch: pytest.M
     progress.update(600)
     assert progress.symbols_per_second == pytest.approx(10.0)
     assert "40 s left" in progress.line()
+    # What comes after the last update is not held against its speed.
+    now[0] += 1000.0
+    assert progress.symbols_per_second == pytest.approx(10.0)
+
+
+def test_the_last_line_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(1000) as progress:
+        progress.update(1000)
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_tables_align_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
