@@ -150,7 +150,7 @@ def _backward(
     """The fields of Gradients."""
     x = Inputs(mx, h, W_mh, W_zm, h_0, c_0, mask, px, b_h, unit)  # zx itself is not wanted any more
     dmx, dzx, dW_mh, dW_zm, dh_0, dc_0, dpx, db_h = backward(dh, dc_T, x, h, Saved(gates, c, tanh, a, m, r))
-    return dmx, dzx, dW_mh, dW_zm, dh_0, dc_0, dpx.clone() if px is None else dpx, db_h
+    return dmx, dzx, dW_mh, dW_zm, dh_0, dc_0, dpx, db_h
 
 
 @_backward.register_fake
