@@ -15,7 +15,8 @@ from mulstm.ops.products import PACK_FROM, Packed, Plain, Split, keep, product
 def test_products_agree(
     dtype: torch.dtype, lanes: int, rows: int, columns: int, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_CACHED", 0)
+    monkeypatch.setattr(products, "CACHED", 0)
+    monkeypatch.setattr(products, "SMALL", 0)
     g = torch.Generator().manual_seed(1)
     W = torch.randn(columns, rows, generator=g).T if turned else torch.randn(rows, columns, generator=g)
     W = W.to(dtype)
@@ -32,14 +33,16 @@ def test_products_agree(
 
 
 def test_the_way_is_chosen_by_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    W = torch.randn(64, 16)
-    assert isinstance(product(W, 4, 1), Plain)
-    assert isinstance(product(W.double(), 4, 100), Plain)
+    W = torch.randn(512, 128)
+    assert isinstance(product(W, 32, 1), Plain)
+    assert isinstance(product(W, 1, 100), Plain)
+    assert isinstance(product(W.double(), 32, 100), Plain)
+    assert isinstance(product(W[:8], 32, 100), Plain)
     assert isinstance(product(torch.empty(8000, 1900), 1, 1), Split)
     if products._can_pack(torch.float32):
-        assert isinstance(product(W, 4, PACK_FROM), Packed)
+        assert isinstance(product(W, 32, PACK_FROM), Packed)
     monkeypatch.setattr(products, "_can_pack", lambda dtype: False)
-    assert isinstance(product(W, 4, PACK_FROM), Plain)
+    assert isinstance(product(W, 32, PACK_FROM), Plain)
 
 
 def test_a_kept_matrix_is_packed_once() -> None:

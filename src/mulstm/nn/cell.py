@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from mulstm.nn.initial import initialise_layer
-from mulstm.nn.kept import Kept
+from mulstm.nn.kept import Kept, parameters_of
 from mulstm.nn.layer import Layer, Weights, project, time_first
 from mulstm.ops import State
 from mulstm.recipe import InitRecipe
@@ -64,7 +64,7 @@ class _Base(nn.Module):
                 self.forget()
             return tuple(layer.weights(dtype) for layer in self.stack)
         make = lambda: tuple(layer.weights(dtype).kept() for layer in self.stack)  # noqa: E731
-        return self._kept.get(self.parameters(), dtype, make)
+        return self._kept.get(parameters_of(self, self.layers), dtype, make)
 
     def _check(self, x: Tensor) -> None:
         if x.shape[-1] != self.input_size:

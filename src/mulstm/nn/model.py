@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mulstm.errors import RecipeError
 from mulstm.nn import packed
 from mulstm.nn.initial import initialise
-from mulstm.nn.kept import Kept
+from mulstm.nn.kept import Kept, parameters_of
 from mulstm.nn.layer import Layer, Tables, Weights, look_up, project, tables, time_first
 from mulstm.ops import State
 from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
@@ -101,16 +101,17 @@ class LanguageModel(nn.Module):
     def loss(
         self,
         x: Tensor,  # (B, T)  symbols
-        y: Tensor,  # (B, T)  what follows each
+        y: Tensor,  # (B, T)  what follows each; with `first` also -1, nothing
         state: tuple[State, ...] | None = None,
         masks: Masks | None = None,
+        first: Tensor | None = None,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """The mean nats of a symbol and the state after the chunk: on a GPU by fused kernels."""
-        if packed.serves(self) and torch.is_grad_enabled():
+        if packed.serves(self, first) and torch.is_grad_enabled():
             hs, states = self._run_packed(x, state, masks, None)
             return packed.loss(self, hs, time_first(y), masks or Masks()), states
-        logits, states = self(x, state, masks)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()), states
+        logits, states = self(x, state, masks, first)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1), states
 
     def losses(
         self,
@@ -182,7 +183,7 @@ class LanguageModel(nn.Module):
         """Packed weights, kept until a parameter changes; None where gradients or DropConnect are wanted."""
         if torch.is_grad_enabled() or (masks is not None and masks.weights):
             return None
-        return self._kept_packed.get(self.parameters(), None, lambda: packed.pack(self))
+        return self._kept_packed.get(parameters_of(self, self.layers), None, lambda: packed.pack(self))
 
     def _input(
         self, prepared: Prepared, k: int, x: Tensor, low: Tensor | None, mask: Tensor | None
@@ -207,7 +208,7 @@ class LanguageModel(nn.Module):
             return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
         if masks.weights:
             return self._prepare(masks, tabled=masks.embedding is None)
-        return self._kept.get(self.parameters(), self.precision, self._prepare_to_keep)
+        return self._kept.get(parameters_of(self, self.layers), self.precision, self._prepare_to_keep)
 
     def _prepare_to_keep(self) -> Prepared:
         prepared = self._prepare(Masks(), tabled=True)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 PACK_FROM = 4  # uses after which packing has paid for itself
+SMALL = 1 << 20  # multiplications in one product, below which oneDNN's call costs more than it gains
+CACHED = 1 << 23  # bytes; a matrix below it stays in some cache between steps
 _KEPT = "_mulstm_products"
 
 
@@ -85,16 +87,20 @@ def keep(W: Tensor) -> Tensor:
 
 
 def _choose(W: Tensor, lanes: int, uses: int) -> Product:
-    if lanes == 1 and W.dtype == torch.float32 and W.is_contiguous() and W.nbytes > _CACHED:
+    if lanes == 1 and W.dtype == torch.float32 and W.is_contiguous() and W.nbytes > CACHED:
         for parts in (4, 2, 5, 3):
             if W.shape[0] % parts == 0:
                 return Split(W, parts)
-    if uses >= PACK_FROM and _onednn(W.dtype):
+    if uses >= PACK_FROM and not _small(W, lanes) and _onednn(W.dtype):
         return Packed(W, lanes)
     return Plain(W)
 
 
-_CACHED = 1 << 23  # bytes; a matrix below it stays in some cache between steps
+def _small(W: Tensor, lanes: int) -> bool:
+    """Whether BLAS is as good and cheaper to call."""
+    if W.dtype != torch.float32:
+        return lanes * W.numel() <= SMALL >> 4
+    return W.nbytes <= CACHED if lanes == 1 else lanes * W.numel() <= SMALL
 
 
 @functools.cache
