@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from process import Call
 
 from made import settings
 from mulstm import checkpoint, recipe, report
+from mulstm.cli.quickstart import packed
 
 
 def test_train_a_text(call: Call, text_file: Path, tmp_path: Path) -> None:
@@ -171,6 +175,16 @@ def test_quickstart(call: Call, text_file: Path, tmp_path: Path) -> None:
     found = json.loads(call("quickstart", *given, "--resume", "--json").out)
     assert found["folder"] == str(folder)
     assert set(found["compressors"]) == {"gzip -9", "bzip2 -9", "xz -9e"}
+
+
+def test_the_compressors_are_those_of_the_shell(text_file: Path) -> None:
+    data = text_file.read_bytes()
+    strongest = len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+    assert packed(data) == {
+        "gzip -9": 8 * len(gzip.compress(data, 9)) / len(data),
+        "bzip2 -9": 8 * len(bz2.compress(data)) / len(data),
+        "xz -9e": 8 * strongest / len(data),
+    }
 
 
 def test_version(call: Call) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -60,8 +62,8 @@ def test_round_trip(model: LanguageModel, tmp_path: Path) -> None:
 
 def test_one_metadata_key_and_equal_bytes_each_time(model: LanguageModel, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "ab"]
-    for path in paths:
-        checkpoint.save(path, model, ALPHABET, metrics={"b": 1, "a": 2})
+    for path, metrics in zip(paths, [{"b": 1, "a": 2}, {"a": 2, "b": 1}], strict=True):
+        checkpoint.save(path, model, ALPHABET, metrics=metrics)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert list(header_of(paths[0])[0]["__metadata__"]) == ["mulstm"]
 
@@ -95,6 +97,23 @@ def test_int8_rows_of_zeros_stay_zeros(model: LanguageModel, tmp_path: Path) -> 
         model.W_out[2] = 0.0
     checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET, storage="int8")
     assert torch.equal(checkpoint.load(tmp_path / "m.safetensors").model.W_out[2], torch.zeros(12))
+    assert bool((load_file(tmp_path / "m.safetensors")["W_out.scale"] > 0).all())  # nothing divides by zero
+
+
+def test_what_a_fingerprint_is_made_of() -> None:
+    # Only what differs from the defaults counts: keys added to recipes later leave old fingerprints alone.
+    model = LanguageModel(ModelRecipe(cell="rnn", hidden=2, output_bias=False), 3, init=None)
+    alphabet = Alphabet(b"abc")
+    wiring = {"cell": "rnn", "hidden": 2, "output_bias": False}
+    digest = hashlib.sha256(json.dumps([wiring, alphabet.to_json()], sort_keys=True).encode())
+    for name, shape in {
+        "W_out": (3, 2),
+        "layers.0.W_zm": (2, 2),
+        "layers.0.W_zx": (2, 3),
+        "layers.0.b_z": (2,),
+    }.items():
+        digest.update(f"\n{name} torch.float32 {shape}\n".encode() + bytes(4 * math.prod(shape)))
+    assert checkpoint.fingerprint(model, alphabet) == digest.hexdigest()
 
 
 def test_unknown_storage(model: LanguageModel, tmp_path: Path) -> None:

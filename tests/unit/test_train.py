@@ -176,6 +176,14 @@ def test_interrupted_while_measuring_at_the_end(
     assert record["updates"] == 12
 
 
+def test_the_averaged_weights_are_the_model(tiny: Tiny, tmp_path: Path) -> None:
+    _, folder = run(tiny(*RICH), tmp_path)
+    state = weights(folder, "resume")
+    for name, tensor in weights(folder, "last").items():
+        assert torch.equal(tensor, state[f"average.{name}"])
+        assert not torch.equal(tensor, state[f"model.{name}"])
+
+
 def test_validation_does_not_touch_training(tiny: Tiny, tmp_path: Path) -> None:
     _, often = run(tiny(*RICH, "evaluate.every=1"), tmp_path / "a")
     _, seldom = run(tiny(*RICH, "evaluate.every=100"), tmp_path / "b")
@@ -204,13 +212,15 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, tmp_path: Path, monkeypatch: 
     assert not same(weights(folder, "best"), weights(folder, "last"))
 
 
-@pytest.mark.parametrize(("rate", "good"), [(math.inf, 6), (1e38, 7)])
+@pytest.mark.parametrize(("rate", "good", "what"), [(math.inf, 6, "Some weight"), (1e38, 7, "The loss")])
 def test_a_loss_that_is_no_number(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, good: int
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, good: int, what: str
 ) -> None:
     real = optim.rate_at
     monkeypatch.setattr(optim, "rate_at", lambda o, n, total: rate if n >= 6 else real(o, n, total))
-    with pytest.raises(RunError, match=r"no longer a number.*last good checkpoint.*lower optimiser\.rate"):
+    with pytest.raises(
+        RunError, match=rf"{what} is no longer a number.*last good checkpoint.*lower optimiser\.rate"
+    ):
         run(tiny("train.save_every=1e-9"), tmp_path)
     folder = runs.find("text", root=tmp_path)
     assert folder is not None
