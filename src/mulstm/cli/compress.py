@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +28,12 @@ def command(
         ),
     ] = 0,
     block: Annotated[int, typer.Option("--block", min=1, help="Bytes held in memory at a time.")] = 1 << 24,
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive/--static", help="Go on learning from what has been coded: smaller and slower."
+        ),
+    ] = True,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Decode each block again before it is written.")
     ] = True,
@@ -54,12 +59,12 @@ def command(
     if bench:
         _bench(network, source, file, how, figure, quiet, as_json)
         return
+    how |= {"adaptive": adaptive, "verify": verify}
     from mulstm.codec import archive
 
     target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
-    total = 0 if str(file) == "-" or not file.is_file() else file.stat().st_size
-    with moving(total, "compress", quiet) as tell:
-        done = archive.compress_path(file, target, network, verify=verify, progress=tell, **how)
+    with moving(archive.length_of(file) or 0, "compress", quiet) as tell:
+        done = archive.compress_path(file, target, network, progress=tell, **how)
     facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": source.stat().st_size}
     if as_json and str(target) != "-":
         console.result_json(facts)
@@ -84,7 +89,7 @@ def _bench(
     from mulstm.codec import bench
 
     size = file.stat().st_size if file.is_file() else 0
-    with moving(2 * size, "bench", quiet) as tell:
+    with moving(4 * size, "bench", quiet) as tell:
         rows = bench.compare(network, source.stat().st_size, file, how, tell)
     if figure is not None:
         bench.draw(rows, figure)
@@ -92,6 +97,3 @@ def _bench(
         console.result_json({"file": str(file), "bytes": size, "rows": [row.as_dict() for row in rows]})
         return
     console.table(bench.HEADERS, [row.cells() for row in rows])
-    if not sys.stdout.isatty() or quiet:
-        return
-    console.note("with model: the size of the model is added; MB/s is of the content")

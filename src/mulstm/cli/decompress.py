@@ -35,8 +35,8 @@ def command(
     network, _ = network_of(model, device, products, threads, quiet)
     from mulstm.codec import archive
 
-    total = 0 if str(file) == "-" or not file.is_file() else file.stat().st_size
-    with moving(total, "decompress", quiet) as tell:
+    header = archive.peek(file)
+    with moving((header and header.length) or 0, "decompress", quiet) as tell:
         done = archive.decompress_path(file, target, network, coder=coder, progress=tell)
     if as_json and str(target) != "-":
         console.result_json({"file": str(file), "output": str(target), **done.as_dict()})

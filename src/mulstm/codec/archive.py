@@ -58,12 +58,16 @@ def compress(
     block: int = BLOCK,
     verify: bool = True,
     coder: str = "auto",
+    length: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Reads `source` to its end and writes an archive. Memory depends on `block`, not on the content."""
+    """Reads `source` to its end and writes an archive. Memory depends on `block`, not on the content.
+
+    `length`: how long the content is, where that is known; the other side then knows it from the start.
+    """
     _check(lanes, block)
     done = Summary(adaptive=adaptive, verified=verify)
-    writer = Writer(target, Header(block, network.model.fingerprint, adaptive))
+    writer = Writer(target, Header(block, network.model.fingerprint, adaptive, length))
     while content := _read(source, block):
         B = lanes if lanes is not None else default_lanes(len(content))
         start = time.perf_counter()
@@ -124,13 +128,26 @@ def decompress(
 def compress_path(source: Path, target: Path, network: Network, **how: Any) -> Summary:
     """`compress` between paths, "-" a standard stream: a file is there whole, or not at all."""
     with _reading(source) as given, _writing(target) as taken:
-        return compress(given, taken, network, **how)
+        return compress(given, taken, network, length=length_of(source), **how)
 
 
 def decompress_path(source: Path, target: Path, network: Network, **how: Any) -> Summary:
     """`decompress` between paths, "-" a standard stream: a file is there whole and checked, or not at all."""
     with _reading(source) as given, _writing(target) as taken:
         return decompress(given, taken, network, **how)
+
+
+def length_of(path: Path) -> int | None:
+    """The bytes of a plain file; None for what has no length of its own."""
+    return path.stat().st_size if str(path) != "-" and path.is_file() else None
+
+
+def peek(path: Path) -> Header | None:
+    """The header of an archive that can be read twice."""
+    if length_of(path) is None:
+        return None
+    with _reading(path) as source:
+        return Reader(source).header
 
 
 def require_model(header: Header, network: Network) -> None:

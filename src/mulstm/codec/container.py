@@ -15,9 +15,9 @@ VERSION = 1
 STORED, CODED, END = 0, 1, 255
 MOST_LANES = 1 << 14
 MOST_BLOCK = 1 << 28
-FINGERPRINT = 32
+UNKNOWN = (1 << 64) - 1
 
-_HEADER = struct.Struct("<8sHHI32s")  # magic, version, flags, block, fingerprint
+_HEADER = struct.Struct("<8sHHIQ32s")  # magic, version, flags, block, length, fingerprint
 _BLOCK = struct.Struct("<BxHIIII")  # kind, lanes, number, length, size of the payload, CRC-32 of the content
 _SEAL = struct.Struct("<Q32s")  # length and SHA-256 of the content
 _CRC = struct.Struct("<I")
@@ -33,6 +33,7 @@ class Header:
     block: int  # the most bytes a block holds
     fingerprint: bytes  # of the integer model
     adaptive: bool
+    length: int | None = None  # of the content, where it was known beforehand
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,11 @@ class Writer:
 
     def __init__(self, target: BinaryIO, header: Header) -> None:
         self._target, self._number, self.size = target, 0, 0
-        self._length, self._digest = 0, hashlib.sha256()
-        self._write(_HEADER.pack(MAGIC, VERSION, int(header.adaptive), header.block, header.fingerprint))
+        self._length, self._digest, self._header = 0, hashlib.sha256(), header
+        length = UNKNOWN if header.length is None else header.length
+        self._write(
+            _HEADER.pack(MAGIC, VERSION, int(header.adaptive), header.block, length, header.fingerprint)
+        )
 
     def block(self, content: bytes, payload: bytes, kind: int, lanes: int) -> None:
         """One block and its content."""
@@ -62,6 +66,11 @@ class Writer:
 
     def end(self) -> None:
         """The seal; nothing may follow it."""
+        if self._header.length not in (None, self._length):
+            raise CheckFailedError(
+                f"The file had {self._header.length:,} bytes at first and {self._length:,} were read: it was "
+                "changed meanwhile. Compress it again when nobody writes to it."
+            )
         self._frame(END, 0, 0, 0, _SEAL.pack(self._length, self._digest.digest()))
 
     def _frame(self, kind: int, lanes: int, length: int, crc: int, payload: bytes) -> None:
@@ -100,10 +109,10 @@ class Reader:
         whole = start + rest[: -_CRC.size]
         if zlib.crc32(whole) != _CRC.unpack(rest[-_CRC.size :])[0]:
             raise _damaged("its header")
-        _, _, flags, block, fingerprint = _HEADER.unpack(whole)
+        _, _, flags, block, length, fingerprint = _HEADER.unpack(whole)
         if flags > 1 or not 1 <= block <= MOST_BLOCK:
             raise _damaged("its header")
-        return Header(block, fingerprint, bool(flags))
+        return Header(block, fingerprint, bool(flags), None if length == UNKNOWN else length)
 
     def next(self) -> Block | None:
         """The next block, its payload checked; None after the seal, which is checked too."""
@@ -134,7 +143,11 @@ class Reader:
         self._digest.update(content)
 
     def _seal(self, payload: bytes) -> None:
-        if _SEAL.unpack(payload) != (self._length, self._digest.digest()):
+        stated = self.header.length
+        if _SEAL.unpack(payload) != (self._length, self._digest.digest()) or stated not in (
+            None,
+            self._length,
+        ):
             raise CheckFailedError(
                 "The whole content does not match the archive's checksum: blocks are missing or foreign. "
                 "Take another copy of it."

@@ -24,6 +24,7 @@ from mulstm.codec.integer import (
     IntegerModel,
     check,
 )
+from mulstm.codec.learner import RATE_BITS
 from mulstm.codec.network import C_BITS, PX_BITS, Network, Weights
 from mulstm.codec.products import LOW_BITS
 from mulstm.codec.tables import LOGIT_BITS, Z_BITS
@@ -191,7 +192,7 @@ class _Watched(Network):
         spread = sum(n * s2 - s1 * s1 for s1, s2 in zip(first, second, strict=True))
         if spread == 0:
             return mean, np.zeros(1, dtype=np.int32)
-        rate = _HASTE * math.log2(math.e) * 2.0**21 * (n * n << (2 * ACT_BITS)) / spread
+        rate = _HASTE * math.log2(math.e) * 2.0**RATE_BITS * (n * n << (2 * ACT_BITS)) / spread
         return mean, np.array([min(MOST_RATE, round(rate))], dtype=np.int32)
 
 

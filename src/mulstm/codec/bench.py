@@ -1,0 +1,175 @@
+"""The codec beside the compressors everybody has: size, and speed both ways."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mulstm.codec import archive
+from mulstm.codec.network import Network
+from mulstm.errors import CheckFailedError, DataError
+
+HEADERS = ("compressor", "bytes", "bits/byte", "with model", "bits/byte", "to MB/s", "from MB/s")
+
+Coding = tuple[str, Callable[[bytes], bytes], Callable[[bytes], bytes]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compressor on one file."""
+
+    name: str
+    content: int  # bytes before
+    size: int  # bytes after
+    model: int  # bytes the other side must have beside the program
+    encode_seconds: float
+    decode_seconds: float
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Of the compressed file alone."""
+        return 8 * self.size / self.content
+
+    @property
+    def bits_per_byte_with_model(self) -> float:
+        """Of the compressed file and the model together."""
+        return 8 * (self.size + self.model) / self.content
+
+    @property
+    def megabytes_per_second(self) -> tuple[float, float]:
+        """Of content, there and back."""
+        size = self.content / 1e6
+        return size / max(self.encode_seconds, 1e-9), size / max(self.decode_seconds, 1e-9)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        to, back = self.megabytes_per_second
+        return asdict(self) | {
+            "bits_per_byte": self.bits_per_byte,
+            "bits_per_byte_with_model": self.bits_per_byte_with_model,
+            "encode_megabytes_per_second": to,
+            "decode_megabytes_per_second": back,
+        }
+
+    def cells(self) -> list[str]:
+        """For a table under HEADERS."""
+        return [
+            self.name,
+            f"{self.size:,}",
+            f"{self.bits_per_byte:.4f}",
+            f"{self.size + self.model:,}",
+            f"{self.bits_per_byte_with_model:.4f}",
+            *(f"{speed:.4f}" if speed < 1 else f"{speed:.1f}" for speed in self.megabytes_per_second),
+        ]
+
+
+def compare(
+    network: Network,
+    model: int,
+    file: Path,
+    how: dict[str, Any],
+    progress: Callable[[int], None] | None = None,
+) -> list[Row]:
+    """Every compressor at hand on a file, each checked by decoding; `model`: bytes of the model's file."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}). Give the path of a file.") from None
+    if not content:
+        raise DataError(f"{file} is empty. Give a file with something to compress.")
+    rows = [_row(name, content, 0, to, back) for name, to, back in others()]
+    for adaptive in (False, True):
+
+        def to(data: bytes, adaptive: bool = adaptive) -> bytes:
+            out = io.BytesIO()
+            archive.compress(
+                io.BytesIO(data), out, network, adaptive=adaptive, verify=False, progress=progress, **how
+            )
+            return out.getvalue()
+
+        def back(data: bytes) -> bytes:
+            out = io.BytesIO()
+            archive.decompress(io.BytesIO(data), out, network, coder=how["coder"], progress=progress)
+            return out.getvalue()
+
+        rows.append(_row("mulstm adaptive" if adaptive else "mulstm static", content, model, to, back))
+    return sorted(rows, key=lambda row: -row.size)
+
+
+def _row(
+    name: str, content: bytes, model: int, to: Callable[[bytes], bytes], back: Callable[[bytes], bytes]
+) -> Row:
+    start = time.perf_counter()
+    small = to(content)
+    between = time.perf_counter()
+    if back(small) != content:
+        raise CheckFailedError(
+            f"{name} does not give back what it was given. Leave it out of the comparison."
+        )
+    return Row(name, len(content), len(small), model, between - start, time.perf_counter() - between)
+
+
+def others() -> Iterator[Coding]:
+    """The compressors of the standard library at their best, then those that are installed."""
+    yield "gzip -9", lambda data: gzip.compress(data, 9), gzip.decompress
+    yield "bzip2 -9", lambda data: bz2.compress(data, 9), bz2.decompress
+    yield "xz -9e", lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), lzma.decompress
+    if find_spec("zstandard"):
+        import zstandard
+
+        yield (
+            "zstd -19",
+            lambda data: zstandard.ZstdCompressor(level=19).compress(data),
+            lambda data: zstandard.ZstdDecompressor().decompress(data),
+        )
+    if find_spec("brotli"):
+        import brotli
+
+        yield "brotli -11", lambda data: brotli.compress(data, quality=11, lgwin=24), brotli.decompress
+    if find_spec("pyppmd"):
+        import pyppmd
+
+        # Variant I: one-shot decompression of variant H loses bytes.
+        order, memory = 16, 1 << 28
+        yield (
+            "PPMd -o16",
+            lambda data: pyppmd.compress(data, max_order=order, mem_size=memory, variant="I"),
+            lambda data: pyppmd.decompress(data, max_order=order, mem_size=memory, variant="I"),
+        )
+
+
+def draw(rows: list[Row], target: Path) -> list[Path]:
+    """Size against speed, as an SVG and a PNG beside it."""
+    from mulstm.report.figures import Figure
+
+    data = [row.as_dict() for row in rows]
+    return Figure(target.with_suffix("").name, data, _paint, (7.6, 4.6)).draw(target.parent)
+
+
+def _paint(picture: Any, data: Any) -> None:
+    from mulstm.report.figures import BLUE, FAINT, INK, VERMILLION
+
+    axes = picture.subplots()
+    axes.set_title("Size against speed")
+    axes.set_xlabel("decompression, MB/s")
+    axes.set_ylabel("bits per byte, without the model")
+    axes.set_xscale("log")
+    for row in data:
+        ours = row["name"].startswith("mulstm")
+        x, y = row["decode_megabytes_per_second"], row["bits_per_byte"]
+        axes.plot([x], [y], "o" if ours else "s", color=BLUE if ours else FAINT, markersize=8 if ours else 6)
+        axes.annotate(
+            row["name"], (x, y), xytext=(0, 8), textcoords="offset points", ha="center", color=INK, fontsize=9
+        )
+        if ours and row["bits_per_byte_with_model"] < 8:
+            axes.plot([x], [row["bits_per_byte_with_model"]], "o", mfc="none", color=VERMILLION, markersize=8)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.12)
