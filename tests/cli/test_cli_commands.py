@@ -187,5 +187,17 @@ def test_the_compressors_are_those_of_the_shell(text_file: Path) -> None:
     }
 
 
+def test_bench(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    given = ["bench", "--small", "--repeats", 1, "--device", "cpu"]
+    code, out, err = call(*given, "--json", "--save", file)
+    assert code == 0
+    found = json.loads(out)
+    assert json.loads(file.read_text()) == found
+    assert {"mlstm", "nn.LSTM", "naive"} <= {row["name"] for row in found["rows"]}
+    assert err
+    assert "nn.LSTM" in call(*given, "-q").out
+
+
 def test_version(call: Call) -> None:
     assert call("--version").out.startswith("mulstm 0.")
