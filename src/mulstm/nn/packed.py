@@ -77,14 +77,13 @@ def _spec(layer: Layer, from_symbols: bool) -> Any:
 def pack(model: LanguageModel) -> PackedWeights:
     """All weights, for chunks without gradients."""
     from mulstm.ops.triton_layer import pack as pack_layer
-    from mulstm.ops.triton_layer import wide
     from mulstm.ops.triton_loss import pack_output
 
     layers = []
     for k, layer in enumerate(model.stack):
         spec = _spec(layer, k == 0 or model.recipe.skip)
         p = {name: value.detach() for name, value in layer.named_parameters()}
-        layers.append(pack_layer(spec, p, {}, wide(layer.inputs) if spec.ones else spec.HP))
+        layers.append(pack_layer(spec, p, {}, spec.width(layer.inputs)))
     return PackedWeights(layers, pack_output(model.W_out.detach(), model.recipe.hidden))
 
 
@@ -127,3 +126,18 @@ def losses(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks, weig
 
     sums = logits_of(_read(model, hs, masks), weights.output)
     return losses_of(sums, model.b_out, y.contiguous(), model.alphabet_size)[0].view_as(y)
+
+
+def sampler(model: LanguageModel, streams: int, greedy: bool, steps: int = 64) -> Any:
+    """ops.triton_sample.Sampler for a folded model, or None where it is not made for it."""
+    from mulstm.ops.triton_sample import MOST_STREAMS, Sampler
+
+    r, N = model.recipe, model.alphabet_size
+    if not serves(model) or streams > MOST_STREAMS or r.layers > 1 or r.embedding or r.cell not in ("mlstm", "lstm"):
+        return None
+    weights = pack(model)
+    w = weights.layers[0]
+    # A one-hot input picks a column of W_x; the bias stands in the two columns behind the alphabet.
+    table = w.W_x[:, :N].t().float() + w.W_x[:, N].float() + w.W_x[:, N + 1].float()
+    b_out = None if model.b_out is None else model.b_out.detach()
+    return Sampler(table, w.W_mh, w.W_zm, w.b_h, weights.output[0], b_out, r.unit, streams, steps, greedy)

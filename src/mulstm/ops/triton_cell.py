@@ -48,6 +48,25 @@ def column(u, gate: tl.constexpr, UNIT: tl.constexpr):
 
 
 @triton.jit
+def split_gates(z, BM: tl.constexpr, BN: tl.constexpr):
+    """The four (BM, BN / 4) blocks of a tile in packed order."""
+    z = tl.reshape(z, [BM, BN // (4 * GROUP), 4, GROUP])
+    z = tl.reshape(tl.permute(z, [0, 1, 3, 2]), [BM, BN // 4, 2, 2])
+    even, odd = tl.split(z)
+    h_hat, o = tl.split(even)
+    i, f = tl.split(odd)
+    return h_hat, i, o, f
+
+
+@triton.jit
+def join_gates(h_hat, i, o, f, BM: tl.constexpr, BN: tl.constexpr):
+    """The inverse of split_gates."""
+    z = tl.join(tl.join(h_hat, o), tl.join(i, f))  # (BM, BN / 4, 2, 2): the last index is the low bit of the gate
+    z = tl.permute(tl.reshape(z, [BM, BN // (4 * GROUP), GROUP, 4]), [0, 1, 3, 2])
+    return tl.reshape(z, [BM, BN])
+
+
+@triton.jit
 def cell_forward(h_hat, i, o, f, c_prev, b_h, UNIT: tl.constexpr):
     """c_t and the unmasked h_t from z_t; for TANH z_t is in h_hat."""
     if UNIT == TANH:

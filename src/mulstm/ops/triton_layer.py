@@ -36,6 +36,10 @@ class Spec:
         """The padded width."""
         return padded(self.H)
 
+    def width(self, inputs: int) -> int:
+        """Columns of an input of that many, padded and with its ones."""
+        return wide(inputs) if self.ones else padded(inputs)
+
 
 @dataclass
 class Packed:
@@ -84,11 +88,11 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int) -> Packed:
         b_z = torch.cat([torch.zeros_like(b_z[: spec.H]), b_z[spec.H :]])
     for name, matrix, at, blocks in _places(spec, p):
         if getattr(packed, matrix) is None:
-            out = torch.zeros(rows[matrix], widths[matrix], dtype=torch.bfloat16, device=device)
+            out = torch.empty(rows[matrix], widths[matrix], dtype=torch.bfloat16, device=device)
             setattr(packed, matrix, out)
         bias = b_z if augmented and name == "W_zx" else None
-        out = getattr(packed, matrix)
-        packed.scales[name] = pack_rows(p[name], p.get("g" + name[1:]), drop.get(name), bias, out, at, blocks)
+        out = getattr(packed, matrix)[at : at + blocks * HP]
+        packed.scales[name] = pack_rows(p[name], p.get("g" + name[1:]), drop.get(name), bias, out, blocks)
     if not augmented:
         b = pack_vector(b_z, spec.blocks, HP)
         b = torch.cat([b.new_zeros(total - b.numel()), b])

@@ -15,33 +15,39 @@ from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import product_fp32
 
 
+R = 8  # rows of a program
+
+
 @triton.jit
 def _embed(
-    x, table, mask, out, B, E, EP, HAS_TABLE: tl.constexpr, HAS_MASK: tl.constexpr, BE: tl.constexpr
-):
-    """A row of the input: the (masked) embedding of a symbol or its one-hot vector, then ones, then zeros."""
-    row = tl.program_id(0)
-    k = tl.arange(0, BE)
-    symbol = tl.load(x + row)
+    x, table, mask, out, rows, B, E, EP,
+    HAS_TABLE: tl.constexpr, HAS_MASK: tl.constexpr, R: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """R rows of the input: the (masked) embedding of a symbol or its one-hot vector, then ones, then zeros."""
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+    k = tl.arange(0, BE)[None, :]
+    inside = (row < rows) & (k < E)
+    symbol = tl.load(x + row, mask=row < rows, other=0)
     if HAS_TABLE:
-        y = tl.load(table + symbol * E + k, mask=k < E, other=0.0)
+        y = tl.load(table + symbol * E + k, mask=inside, other=0.0)
         if HAS_MASK:
-            y *= tl.load(mask + (row % B) * E + k, mask=k < E, other=0.0)
+            y *= tl.load(mask + (row % B) * E + k, mask=inside, other=0.0)
     else:
         y = tl.where(k == symbol, 1.0, 0.0)
     y = tl.where((k == E) | (k == E + 1), 1.0, y)
-    tl.store(out + row * EP + k, y.to(out.dtype.element_ty), mask=k < EP)
+    tl.store(out + row * EP + k, y.to(out.dtype.element_ty), mask=(row < rows) & (k < EP))
 
 
 @triton.jit
-def _masked(dx, mask, out, B, E, EP, HAS_MASK: tl.constexpr, BE: tl.constexpr):
-    """The gradient of an unmasked embedding's row."""
-    row = tl.program_id(0)
-    k = tl.arange(0, BE)
-    d = tl.load(dx + row * EP + k, mask=k < E, other=0.0)
+def _masked(dx, mask, out, rows, B, E, EP, HAS_MASK: tl.constexpr, R: tl.constexpr, BE: tl.constexpr):
+    """The gradient of R unmasked embeddings."""
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+    k = tl.arange(0, BE)[None, :]
+    inside = (row < rows) & (k < E)
+    d = tl.load(dx + row * EP + k, mask=inside, other=0.0)
     if HAS_MASK:
-        d = (d * tl.load(mask + (row % B) * E + k, mask=k < E, other=0.0)).to(out.dtype.element_ty)
-    tl.store(out + row * EP + k, d, mask=k < EP)
+        d = (d * tl.load(mask + (row % B) * E + k, mask=inside, other=0.0)).to(out.dtype.element_ty)
+    tl.store(out + row * EP + k, d, mask=(row < rows) & (k < EP))
 
 
 class EmbedFunction(torch.autograd.Function):
@@ -54,10 +60,10 @@ class EmbedFunction(torch.autograd.Function):
         T, B = x.shape
         E = N if table is None else table.shape[1]
         out = torch.empty(T * B, wide(E), dtype=torch.bfloat16, device=x.device)
-        _embed[(T * B,)](
-            x, table, mask, out, B, E, wide(E),
-            HAS_TABLE=table is not None, HAS_MASK=mask is not None, BE=triton.next_power_of_2(wide(E)),
-            num_warps=1 if E <= 256 else 2,
+        _embed[(triton.cdiv(T * B, R),)](
+            x, table, mask, out, T * B, B, E, wide(E),
+            HAS_TABLE=table is not None, HAS_MASK=mask is not None, R=R, BE=triton.next_power_of_2(wide(E)),
+            num_warps=4,
         )  # fmt: skip
         ctx.save_for_backward(x, mask)
         ctx.shape = (N, E, None if table is None else table.dtype)
@@ -73,9 +79,9 @@ class EmbedFunction(torch.autograd.Function):
         T, B = x.shape
         EP = dx.shape[1]
         d = torch.empty_like(dx)
-        _masked[(T * B,)](
-            dx, mask, d, B, E, EP,
-            HAS_MASK=mask is not None, BE=triton.next_power_of_2(EP), num_warps=1 if E <= 256 else 2,
+        _masked[(triton.cdiv(T * B, R),)](
+            dx, mask, d, T * B, B, E, EP,
+            HAS_MASK=mask is not None, R=R, BE=triton.next_power_of_2(EP), num_warps=4,
         )  # fmt: skip
         # As a product with the one-hot matrix: in a fixed order, unlike atomic additions.
         hot = EmbedFunction.apply(x, None, None, N)
@@ -123,18 +129,15 @@ def _logit_gradients(
     )  # fmt: skip
 
 
-R = 8  # rows of a program
-
-
 def pack_output(W_out: Tensor, H: int) -> list[Tensor]:
     """(NP, HP) in bf16 for each layer whose h the output reads."""
     N = W_out.shape[0]
     NP, HP = -(-N // 64) * 64, padded(H)
     packed = []
     for first in range(0, W_out.shape[1], H):
-        W = torch.zeros(NP, HP, dtype=torch.bfloat16, device=W_out.device)
+        W = torch.empty(NP, HP, dtype=torch.bfloat16, device=W_out.device)
         part = W_out if W_out.shape[1] == H else W_out[:, first : first + H].contiguous()
-        pack_rows(part, None, None, None, W, 0, 1)
+        pack_rows(part, None, None, None, W, 1)
         packed.append(W)
     return packed
 

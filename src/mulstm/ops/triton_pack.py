@@ -21,14 +21,19 @@ def place(row, H, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _rows_in(
-    v, gain, drop, bias, out, scale, at, K, KP, H, ROWS,
+    v, gain, drop, bias, out, scale, K, KP, H, ROWS,
     BLOCKS: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_DROP: tl.constexpr, HAS_BIAS: tl.constexpr,
     R: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """R rows of a parameter to their packed places; scale keeps g / |v|."""
-    row = tl.program_id(0) * R + tl.arange(0, R)
+    """R packed rows from a parameter's, zeros where there is none; scale keeps g / |v|."""
+    target = tl.program_id(0) * R + tl.arange(0, R)
     k = tl.arange(0, BK)
-    real = row < ROWS
+    if BLOCKS == 1:
+        u, row = target, target
+    else:
+        u = target // (4 * GROUP) * GROUP + target % GROUP
+        row = target // GROUP % 4 * H + u
+    real = u < H
     inside = real[:, None] & (k < K)[None, :]
     w = tl.load(v + row[:, None] * K + k[None, :], mask=inside, other=0.0)
     if HAS_GAIN:
@@ -44,8 +49,8 @@ def _rows_in(
         b = tl.load(bias + row, mask=real, other=0.0)[:, None]
         high = b.to(out.dtype.element_ty).to(tl.float32)
         w = tl.where((k == K)[None, :], high, tl.where((k == K + 1)[None, :], b - high, w))
-    target = at + place(row, H, BLOCKS)
-    tl.store(out + target[:, None] * KP + k[None, :], w.to(out.dtype.element_ty), mask=real[:, None] & (k < KP)[None, :])
+    within = (target < ROWS)[:, None] & (k < KP)[None, :]
+    tl.store(out + target[:, None] * KP + k[None, :], w.to(out.dtype.element_ty), mask=within)
 
 
 @triton.jit
@@ -89,17 +94,16 @@ def pack_rows(
     gain: Tensor | None,
     drop: Tensor | None,
     bias: Tensor | None,
-    out: Tensor,  # (.., KP)  zeroed where nothing is written
-    at: int,
+    out: Tensor,  # (blocks * HP, KP), every element of which is written
     blocks: int,
 ) -> Tensor:
-    """Writes one parameter's rows into `out` from row `at` on; returns g / |v|, (rows)."""
+    """Writes one parameter's rows into `out`; returns g / |v|, (rows)."""
     rows, K = v.shape
-    H, KP = rows // blocks, out.shape[1]
+    KP = out.shape[1]
     scale = torch.empty(rows if gain is not None else 0, device=v.device)
     R, BK, warps = _tile(K, KP)
-    _rows_in[(triton.cdiv(rows, R),)](
-        v, gain, drop, bias, out, scale, at, K, KP, H, rows,
+    _rows_in[(triton.cdiv(out.shape[0], R),)](
+        v, gain, drop, bias, out, scale, K, KP, rows // blocks, out.shape[0],
         BLOCKS=blocks, HAS_GAIN=gain is not None, HAS_DROP=drop is not None, HAS_BIAS=bias is not None,
         R=R, BK=BK, num_warps=warps,
     )  # fmt: skip

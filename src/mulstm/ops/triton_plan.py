@@ -33,7 +33,7 @@ class Plan:
 
 PLAIN = Plan()
 
-# (largest H, largest B, plan): the first row that covers a layer is taken.
+# (largest H, largest B, plan): the first row that covers a layer is taken; beyond them all, PLAIN.
 _TABLE: tuple[tuple[int, int, Plan], ...] = (
     (
         1152,
@@ -43,28 +43,42 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
             gates=Tile(64, 64, 128, 4, 4),
             dm=Tile(128, 64, 64, 4, 4, split=8),
             dh=Tile(64, 64, 128, 4, 4, split=2),
+            sums_bf16=True,
         ),
     ),
     (
         2304,
         128,
         Plan(
-            m=Tile(64, 64, 128, 4, 4),
-            gates=Tile(64, 64, 64, 4, 5),
-            dm=Tile(128, 128, 64, 4, 4, split=8),
+            m=Tile(64, 32, 128, 4, 4),
+            gates=Tile(64, 128, 64, 4, 5),
+            dm=Tile(128, 64, 64, 4, 4, split=8),
             dh=Tile(64, 64, 128, 4, 4, split=2),
+            sums_bf16=True,
         ),
     ),
-    (2304, 320, Plan(m=Tile(64, 64, 128, 4, 4), gates=Tile(64, 128, 64, 4, 4))),
+    (
+        2304,
+        320,
+        Plan(
+            m=Tile(64, 64, 128, 4, 4),
+            gates=Tile(128, 64, 64, 8, 4),
+            dh=Tile(64, 64, 128, 4, 4),
+            sums_bf16=True,
+        ),
+    ),
     (
         4096,
         128,
         Plan(
             m=Tile(64, 64, 128, 4, 4),
             gates=Tile(64, 128, 64, 4, 4),
-            dm=Tile(128, 128, 64, 4, 4, split=4),
+            dm=Tile(128, 128, 128, 8, 3, split=6),
+            dh=Tile(64, 64, 64, 4, 4, split=3),
+            sums_bf16=True,
         ),
     ),
+    (4096, 320, Plan(dh=Tile(128, 64, 64, 4, 4, split=3), sums_bf16=True)),
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mulstm.ops.triton_cell import GROUP, cell_forward
+from mulstm.ops.triton_cell import cell_forward, split_gates
 from mulstm.ops.triton_pointwise import wait
 
 
@@ -28,17 +28,6 @@ def product(
         else:
             acc = tl.dot(a, W.load([k, col]), acc)
     return acc
-
-
-@triton.jit
-def split_gates(z, BM: tl.constexpr, BN: tl.constexpr):
-    """The four (BM, BN / 4) blocks of a tile in packed order."""
-    z = tl.reshape(z, [BM, BN // (4 * GROUP), 4, GROUP])
-    z = tl.reshape(tl.permute(z, [0, 1, 3, 2]), [BM, BN // 4, 2, 2])
-    even, odd = tl.split(z)
-    h_hat, o = tl.split(even)
-    i, f = tl.split(odd)
-    return h_hat, i, o, f
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -131,17 +132,26 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
             UNIT=UNITS[unit], HAS_M=mx is not None, HAS_MASK=mask is not None, SAVE=save, **options,
         )  # fmt: skip
         return saved
-    tile_m = plan.m
-    tile_z = plan.gates if px is None and unit != "tanh" else None
-    kernel_m = _m_step(chunk, saved, tile_m, save) if mx is not None else None
-    kernel_z = _gates_step(chunk, saved, tile_z, save)
     # The copies above stand between the first kernel of the loop and whatever made mx and zx: a kernel reads
     # before its wait only what was written two kernels ago or earlier.
+    step = _forward_step(chunk, saved, plan, save)
     for t in range(T):
+        step(t)
+    return saved
+
+
+def _forward_step(chunk: Chunk, saved: Saved, plan: Plan, save: bool) -> Callable[[int], None]:
+    """A function of t that makes the whole step."""
+    tile_z = plan.gates if chunk.px is None and chunk.unit != "tanh" else None
+    kernel_m = _m_step(chunk, saved, plan.m, save) if chunk.mx is not None else None
+    kernel_z = _gates_step(chunk, saved, tile_z, save)
+
+    def step(t: int) -> None:
         if kernel_m is not None:
             kernel_m(t, plan.pdl)
         kernel_z(t, plan.pdl)
-    return saved
+
+    return step
 
 
 def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
@@ -216,7 +226,7 @@ def backward(
 ) -> Gradients:
     """The gradients of one chunk but for the weights', which are products over all steps."""
     mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit = chunk
-    h, c, z, a, m, r = saved
+    c, z, a = saved.c, saved.z, saved.a
     (T, B, width), H = zx.shape, h_0.shape[1]
     dx = zx.new_empty(T, B, width + (0 if mx is None else H))
     dmx, dz = (None, dx) if mx is None else (dx[..., :H], dx[..., H:])
@@ -225,7 +235,7 @@ def backward(
     da = torch.empty_like(a)
     dc = torch.zeros_like(c_0) if dc_T is None else dc_T.clone()
     db_h = None if b_h is None else torch.zeros(B, H, dtype=torch.float32, device=zx.device)
-    dh_rec, split = (torch.zeros_like(h_0) if dh_T is None else dh_T.contiguous()), 1
+    dh_rec = torch.zeros_like(h_0) if dh_T is None else dh_T.contiguous()
     if plan.lanes:
         grid, counters, failed, options = small.launch(H, B, plan.lanes, zx.device)
         dh_0 = torch.empty_like(h_0)
@@ -236,35 +246,50 @@ def backward(
             UNIT=UNITS[unit], HAS_M=mx is not None, HAS_MASK=mask is not None, **options,
         )  # fmt: skip
         return Gradients(dx, dmx, dz, dr, da, dpx, dh_0, dc, db_h)
+    dh_0 = torch.empty_like(h_0)
+    out = Gradients(dx, dmx, dz, dr, da, dpx, dh_0, dc, db_h)
+    # Likewise dc's copy stands between the first kernel and whatever made dh.
+    step = _backward_step(chunk, saved, dh, dh_rec, out, plan)
+    for t in range(T - 1, -1, -1):
+        step(t)
+    return out
+
+
+def _backward_step(
+    chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor, out: Gradients, plan: Plan
+) -> Callable[[int], None]:
+    """A function of t that goes from dh_t and dc_t to those of the step before; the last gives dh_0."""
+    mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit = chunk
+    _, c, z, a, _, r = saved
+    B, H = h_0.shape
+    _, dmx, dz, dr, da, dpx, dh_0, dc, db_h = out
     work = _Pointwise(B, H)
     flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
+    to_m = _partial(dr, W_zm, plan.dm, plan.sums_bf16)
+    to_h = None if W_mh is None else _partial(da, W_mh, plan.dh, plan.sums_bf16)
+    dh_rec, split = dh_T, 1
 
-    def cell(t: int, dh_rec: Tensor, split: int, pdl: bool) -> None:
+    def step(t: int) -> None:
+        nonlocal dh_rec, split
         lstm = unit != "tanh"
         pointwise.gates_backward[work.grid](
             dh_rec, dh[t], z[t], c[t] if lstm else c, c[t + 1] if lstm else c, mask, b_h,
             None if px is None else px[t], None if px is None else r[t],
             dc, dz[t], dr[t], None if dpx is None else dpx[t], db_h,
             dz.stride(1), 0 if px is None else px.stride(1), B, H,
-            HAS_PX=px is not None, SPLIT=split, **flags, **work.options(pdl),
+            HAS_PX=px is not None, SPLIT=split, **flags, **work.options(plan.pdl),
         )  # fmt: skip
-
-    # Likewise dc's copy stands between this and whatever made dh.
-    cell(T - 1, dh_rec, split, plan.pdl)
-    partial = _partial(dr, W_zm, plan.dm, plan.sums_bf16)
-    partial_h = partial if W_mh is None else _partial(da, W_mh, plan.dh, plan.sums_bf16)
-    for t in range(T - 1, -1, -1):
-        dh_rec, split = partial(t, plan.pdl)
-        if mx is not None and dmx is not None:
+        dh_rec, split = to_m(t, plan.pdl)
+        if mx is not None and dmx is not None and to_h is not None:
             pointwise.m_backward[work.grid](
                 dh_rec, mx[t], a[t], da[t], dmx[t], mx.stride(1), dmx.stride(1), B, H,
                 SPLIT=split, **work.options(plan.pdl),
             )  # fmt: skip
-            dh_rec, split = partial_h(t, plan.pdl)
-        if t > 0:
-            cell(t - 1, dh_rec, split, plan.pdl)
-    dh_0 = dh_rec.view(split, B, H).sum(0, dtype=torch.float32)
-    return Gradients(dx, dmx, dz, dr, da, dpx, dh_0.to(h_0.dtype), dc, db_h)
+            dh_rec, split = to_h(t, plan.pdl)
+        if t == 0:
+            dh_0.copy_(dh_rec.view(split, B, H).sum(0, dtype=torch.float32))
+
+    return step
 
 
 def _partial(x: Tensor, W: Tensor, tile: Tile | None, bf16: bool) -> Any:
