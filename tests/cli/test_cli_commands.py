@@ -72,12 +72,15 @@ def test_resume_by_folder_alone(call: Call, text_file: Path, tmp_path: Path) -> 
 
 
 def test_from_a_checkpoint(call: Call, trained: Path, tmp_path: Path) -> None:
-    model = trained / "last.safetensors"
     text = recipe.load(trained / "recipe.toml").data.corpus
-    code, out, _ = call("train", text, "--from", model, "--runs-dir", tmp_path, "--json", "-q", *settings())
+    given = ["train", text, "--from", trained / "last.safetensors", "--runs-dir", tmp_path, "--json", "-q"]
+    code, out, _ = call(*given, "--set", "train.updates=40", "--set", "evaluate.symbols=100")
     assert code == 0
     before = json.loads((trained / "metrics.json").read_text())
-    assert json.loads(out)["test_bits_per_char"] < before["test_bits_per_char"]
+    assert json.loads(out)["valid_bits_per_char"] < before["valid_bits_per_char"]
+    told = call(*given, "--set", "model.hidden=24")
+    assert told.code == 3
+    assert "hidden was 16, is 24" in told.err
 
 
 def test_evaluate(call: Call, trained: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def lines(record: dict[str, Any]) -> list[str]:
                 line += f", word perplexity {record[f'{part}_word_perplexity']:.2f}"
             told.append(line)
     told.append(
-        f"{record['updates']:,} updates ({record['epochs']:.2f} epochs), {record['parameters']:,} parameters; "
+        f"{record['updates']:,} updates ({record['epochs']:.2f} epochs) of {record['parameters']:,} weights, "
         f"{console.duration(record['train_seconds'])} on {record['hardware']}"
     )
     if record.get("stopped"):

@@ -108,10 +108,12 @@ def _static(
     from mulstm.evaluate import evaluate
 
     total = min(symbols or part.symbols_count, part.symbols_count)
-    screen = None if quiet else console.Progress(total, label="evaluate")
+    keep = losses or False
+    if quiet:
+        return evaluate(model, part, lanes, chunk, symbols=symbols, losses=keep)
+    with console.Progress(total, label="evaluate") as screen:
 
-    def show(done: int, bits: float) -> None:
-        if screen is not None:
+        def show(done: int, bits: float) -> None:
             screen.update(done, bits_per_char=bits)
 
-    return evaluate(model, part, lanes, chunk, symbols=symbols, losses=losses or False, progress=show)
+        return evaluate(model, part, lanes, chunk, symbols=symbols, losses=keep, progress=show)
