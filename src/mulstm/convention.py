@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from mulstm.data.alphabet import Alphabet
 from mulstm.errors import DataError
 
 Symbols = npt.NDArray[np.int64]
+
+# UniRep's tokens 0 ... 23; three letters share the last one with X.
+RESIDUES = b"-MRHKDESTNQCUGPAVIFYWLOX"
 
 # Stored by name in a checkpoint's source; the empty name is what we train ourselves.
 CONVENTIONS = ("", "protein", "openai-review", "nvidia-review")
@@ -129,6 +132,24 @@ class Convention:
         else:
             help = "Residues are upper-case letters of the amino-acid code; write X for an unknown one."
         return DataError(f"Record {record} has {shown} at position {place + 1}, which is no residue. {help}")
+
+
+def protein_alphabet() -> Alphabet:
+    """UniRep's 26 tokens."""
+    return Alphabet(RESIDUES, specials=("start", "stop"), aliases=b"ZXBXJX")
+
+
+def padded_bytes() -> Alphabet:
+    """The 256 bytes and, last, a pad symbol that no text holds."""
+    return Alphabet(bytes(range(256)), specials=("pad",))
+
+
+# What a recipe calls the alphabets that records can be written in.
+ALPHABETS: dict[str, Callable[[], Alphabet]] = {
+    "bytes": Alphabet.bytes,
+    "protein": protein_alphabet,
+    "padded-bytes": padded_bytes,
+}
 
 
 def _text(raw: bytes, change: Any) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
 from mulstm.errors import DataError
 from mulstm.nn.model import LanguageModel
+from mulstm.packing import picked, run
+from mulstm.record_corpus import RecordSplit
 from mulstm.replay import scorer
 from mulstm.units import bits_per_char, word_perplexity
 
@@ -53,6 +55,8 @@ def evaluate(
     progress: Callable[[int, float], None] | None = None,  # gets the symbols read and their bits/char so far
 ) -> Evaluation:
     """The cost of a split, cut into `lanes` stretches that each start from a zero state; constant memory."""
+    if isinstance(split, RecordSplit):
+        return _records(model, split, symbols, progress)
     total = min(symbols or split.symbols_count, split.symbols_count)
     if total == 0:
         raise DataError(
@@ -86,6 +90,36 @@ def evaluate(
         kept.flush()
     words = split.words if total == split.symbols_count else None
     return Evaluation(float(nats), total, words, time.perf_counter() - started, kept)
+
+
+def _records(
+    model: LanguageModel, split: RecordSplit, symbols: int, progress: Callable[[int, float], None] | None
+) -> Evaluation:
+    """Records are read each from a zero state, so lanes are a matter of speed only; whole records count."""
+    started = time.perf_counter()
+    targets: dict[int, npt.NDArray[np.int64]] = {}
+
+    def read() -> Iterator[npt.NDArray[np.int64]]:
+        taken = 0
+        for k, (x, y) in enumerate(split.records()):
+            if symbols and taken >= symbols:
+                return
+            taken += int((y >= 0).sum())
+            targets[k] = y
+            yield x
+
+    folded = model.folded().eval()
+    nats, done = 0.0, 0
+    for packed, logits, _ in run(folded, folded, read()):
+        each, counts = picked(packed, logits, targets)
+        nats, done = nats + float(each.sum()), done + int(counts.sum())
+        for lane in packed.ended:
+            del targets[packed.record[lane]]
+        if progress is not None:
+            progress(done, bits_per_char(nats, max(1, done)))
+    if done == 0:
+        raise DataError(f"The {split.name} part of {split.corpus} is empty. Give it a share of data.split.")
+    return Evaluation(nats, done, None, time.perf_counter() - started)
 
 
 def _room(losses: bool | Path, total: int) -> Losses | None:

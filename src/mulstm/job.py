@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mulstm import checkpoint, console, data, ops, parallel, resume, runs
+from mulstm import checkpoint, console, ops, parallel, record_corpus, resume, runs
 from mulstm import recipe as recipes
 from mulstm import update as updates
 from mulstm.data.corpus import Corpus
@@ -21,6 +21,7 @@ from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, ExtraError, RecipeError, RunError
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import Recipe
+from mulstm.record_corpus import RecordLanes, RecordSplit
 from mulstm.resume import Progress
 
 # Recipe keys that may change between stopping and going on: they do not touch what is learnt.
@@ -42,6 +43,7 @@ class Job:
     epoch: int  # updates in one pass over the text
     total: int  # updates in the whole run
     facts: dict[str, Any]  # of the text
+    source: dict[str, Any]  # where the model came from and how it writes a record, for its checkpoints
     hardware: str
     backend: str
     setup_seconds: float = 0.0
@@ -114,6 +116,7 @@ def build(
         epoch=len(chunks),
         total=recipe.train.updates or max(1, round(recipe.train.epochs * len(chunks))),
         facts=corpus_facts(corpus),
+        source=_source(recipe, start_from, folder),
         hardware=hardware(share.device),
         backend=backend_of(update.model, recipe.train.lanes // share.count),
     )
@@ -164,17 +167,18 @@ def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | No
     """The recipe's text; the first process goes ahead, so that only one unpacks or fetches it."""
 
     def read() -> Corpus:
-        d = recipe.data
-        return data.load(d.corpus, data_dir=data_dir, split=d.split, protocol=d.protocol, alphabet=d.alphabet)
+        return record_corpus.load(recipe.data, data_dir)
 
     share.by_first(lambda: float(len(read().text)))
     return read()
 
 
-def lanes(recipe: Recipe, corpus: Corpus, epoch: int) -> Lanes:
+def lanes(recipe: Recipe, corpus: Corpus, epoch: int) -> Lanes | RecordLanes:
     """The training text's chunks in an epoch; with `rotate` each epoch but the first starts elsewhere."""
     t = recipe.train
     split = corpus.split("train")
+    if isinstance(split, RecordSplit):
+        return RecordLanes(split, t.lanes, t.chunk, seed=t.seed, epoch=epoch)
     offset = 0
     if t.rotate and epoch:
         offset = int(np.random.default_rng([t.seed, epoch]).integers(split.symbols_count))
@@ -255,6 +259,17 @@ def _update(
     backend_of(model, recipe.train.lanes // share.count)
     generator = torch.Generator(share.device).manual_seed(recipe.train.seed)
     return updates.make(model, recipe, generator, share)
+
+
+def _source(recipe: Recipe, start_from: str | Path | None, folder: Path) -> dict[str, Any]:
+    """What the checkpoints of a run say of their origin: all that was known of the model it starts from."""
+    if (folder / "last.safetensors").is_file():
+        return dict(checkpoint.load(folder / "last.safetensors").meta["source"])
+    found: dict[str, Any] = {}
+    if start_from is not None:
+        start = checkpoint.load(start_from)
+        found = {**start.meta["source"], "tuned_from": start.meta["fingerprint"]}
+    return found | ({"convention": recipe.data.convention} if recipe.data.convention else {})
 
 
 def _require_same(recipe: Recipe, then: Recipe, folder: Path) -> None:

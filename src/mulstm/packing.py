@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,19 @@ def _columns(running: list[_Lane], chunk: int, kept: list[int]) -> Packed:
         if lane.at == len(lane.symbols):
             ended.append(b)
     return Packed(x, first, [lane.record for lane in running], start, ended, kept)
+
+
+def picked(
+    packed: Packed, logits: Tensor, targets: Mapping[int, Symbols]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """(B, T): nats of each place's target, 0 where there is none (-1); and where there is one."""
+    B, T = packed.x.shape
+    y = np.full((B, T), -1, dtype=np.int64)
+    for lane, (record, start) in enumerate(zip(packed.record, packed.start.tolist(), strict=True)):
+        y[lane, max(0, -start) :] = targets[record][max(0, start) : start + T]
+    places = torch.from_numpy(np.maximum(y, 0)).to(logits.device).unsqueeze(-1)
+    log_p = torch.log_softmax(logits.double(), dim=-1).gather(-1, places).squeeze(-1)
+    return np.where(y >= 0, -log_p.cpu().numpy(), 0.0), y >= 0
 
 
 Call = Callable[..., tuple[Tensor, States]]

@@ -68,8 +68,12 @@ class DataRecipe:
 
     corpus: str = "python"  # a known name, a file or a folder
     alphabet: str = "bytes"  # bytes (256) | corpus (the sorted distinct bytes of the whole corpus)
+    #   and for records: protein (UniRep's 26 tokens) | padded-bytes (257)
     split: str = ""  # train-valid-test, e.g. "90-5-5", or "95-0-5"; empty: the corpus's own
     protocol: str = ""  # corpora with several in use (ptb); empty: the corpus's default
+    records: str = ""  # fasta | lines | jsonl | csv: a file of texts, each for itself; empty: one text
+    column: str = ""  # jsonl and csv: the field with the text; empty: sequence or text
+    convention: str = ""  # how foreign models write a record: protein | openai-review | nvidia-review
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,9 @@ RULES: tuple[Rule, ...] = (
     _choice("model.cell", *CELLS),
     _choice("model.unit", "standard", "initial", "initial-text"),
     _choice("init.recurrent init.input init.lower init.output", "orthogonal", "gaussian"),
-    _choice("data.alphabet", "bytes", "corpus"),
+    _choice("data.alphabet", "bytes", "corpus", "protein", "padded-bytes"),
+    _choice("data.records", "", "fasta", "lines", "jsonl", "csv"),
+    _choice("data.convention", "", "protein", "openai-review", "nvidia-review"),
     _choice("optimiser.name", "adam", "adamw", "rmsprop-normalised"),
     _choice("optimiser.decay", "constant", "linear", "cosine", "exponential"),
     _choice("train.precision", "fp32", "bf16"),
@@ -412,6 +418,23 @@ def _contradictions(recipe: Recipe) -> list[str]:
             f"train.block = {train.block} must hold {train.lanes} lanes of {train.chunk} symbols",
         ),
         (train.block > 0 and train.rotate, "train.rotate and train.block do not go together"),
+        (bool(data.records) and train.block > 0, "train.block is for one text, not for data.records"),
+        (
+            bool(data.records) and data.alphabet == "corpus",
+            'data.records needs data.alphabet = "bytes", "protein" or "padded-bytes"',
+        ),
+        (
+            not data.records and bool(data.convention + data.column),
+            "data.convention and data.column need data.records",
+        ),
+        (
+            not data.records and data.alphabet in ("protein", "padded-bytes"),
+            f'data.alphabet = "{data.alphabet}" needs data.records',
+        ),
+        (
+            (data.convention == "protein") != (data.alphabet == "protein"),
+            'data.convention = "protein" and data.alphabet = "protein" go together',
+        ),
         (
             recipe.evaluate.patience > 0 and shares is not None and shares[1] == 0,
             f'evaluate.patience needs a validation part, and data.split = "{data.split}" has none',

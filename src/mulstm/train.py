@@ -21,6 +21,7 @@ from mulstm.errors import RunError
 from mulstm.evaluate import Evaluation, evaluate
 from mulstm.job import Job
 from mulstm.recipe import Recipe
+from mulstm.record_corpus import RecordChunk
 
 # Updates between two looks at the device: a look makes the host wait, which costs a GPU more.
 LOOK_EVERY = {"cpu": 1, "cuda": 20}
@@ -62,7 +63,9 @@ def train(
         )
         if job.run is not None:
             job.run.write_json("environment.json", runs.environment([job.hardware]))
-            job.board = jobs.board(job.folder) if tensorboard else None
+            if tensorboard:
+                job.board = jobs.board(job.folder)
+                stack.callback(job.board.close)
         stack.enter_context(_listening(job))
         job.setup_seconds = time.perf_counter() - started
         if share.first and not quiet:
@@ -103,6 +106,7 @@ def run_updates(job: Job) -> None:
             chunk.y,
             rate=optim.rate_at(recipe.optimiser, n, job.total),
             blend=1 - recipe.train.ema if averaging else 1.0,
+            first=chunk.first if isinstance(chunk, RecordChunk) else None,
         )
         progress.update = n + 1
         if _is_due(job):
@@ -298,7 +302,14 @@ def _write_model(job: Job, name: str, bits: float | None) -> float:
         "valid_bits_per_char": bits,
         "train_seconds": job.progress.seconds,
     }
-    checkpoint.save(job.folder / name, job.model, job.corpus.alphabet, recipe=job.recipe, metrics=metrics)
+    checkpoint.save(
+        job.folder / name,
+        job.model,
+        job.corpus.alphabet,
+        recipe=job.recipe,
+        metrics=metrics,
+        source=job.source,
+    )
     return 0.0
 
 

@@ -17,6 +17,9 @@ from mulstm.parallel import Share
 from mulstm.recipe import Recipe
 
 Symbols = npt.NDArray[np.integer]
+Begins = npt.NDArray[np.bool_]
+# Marks of a place: a record begins here; nothing is to be predicted here.
+BEGINS, NOTHING = 1, 2
 
 
 class Update:
@@ -35,7 +38,9 @@ class Update:
         train = recipe.train
         self.own = self.share.lanes(train.lanes)
         B = self.own.stop - self.own.start
-        self.xy = torch.zeros(2, B, train.chunk, dtype=torch.uint8, device=device)
+        # x, y and, where records begin inside chunks, marks.
+        planes = 3 if recipe.data.records else 2
+        self.xy = torch.zeros(planes, B, train.chunk, dtype=torch.uint8, device=device)
         self.state: tuple[State, ...] = model.zero_state(B)
         # Host numbers that change from update to update live in tensors, which a captured graph reads anew.
         self.rate = torch.zeros((), device=device)
@@ -51,17 +56,23 @@ class Update:
         self.optimiser = optim.build(recipe.optimiser, self.named, self.rate)
         self.averaged: LanguageModel | None = copy.deepcopy(model) if train.ema else None
 
-    def __call__(self, x: Symbols, y: Symbols, rate: float, blend: float = 1.0) -> Tensor:
+    def __call__(
+        self, x: Symbols, y: Symbols, rate: float, blend: float = 1.0, first: Begins | None = None
+    ) -> Tensor:
         """The mean nats a symbol before this update, a tensor that the next call overwrites."""
-        self.load(x, y)
+        self.load(x, y, first)
         self.rate.fill_(rate)
         self.blend.fill_(blend)
         self.step()
         return self.loss
 
-    def load(self, x: Symbols, y: Symbols) -> None:
+    def load(self, x: Symbols, y: Symbols, first: Begins | None = None) -> None:
         """Puts this process's lanes of a chunk into the buffer."""
-        for place, part in zip(self.xy, (x, y), strict=True):
+        self._fill(self.xy, x, y, first)
+
+    def _fill(self, planes: Tensor, x: Symbols, y: Symbols, first: Begins | None) -> None:
+        parts = [x, y] if first is None else [x, np.maximum(y, 0), first * BEGINS + (y < 0) * NOTHING]
+        for place, part in zip(planes, parts, strict=True):
             place.copy_(torch.from_numpy(np.ascontiguousarray(part[self.own], dtype=np.uint8)))
 
     def clear(self) -> None:
@@ -76,8 +87,11 @@ class Update:
         self.optimiser.zero_grad(set_to_none=True)
         masks = self._masks()
         before = self._surviving()
-        x, y = self.xy[0].long(), self.xy[1].long()
-        loss, after = self.model.loss(x, y, before, masks)
+        x, y, first = self.xy[0].long(), self.xy[1].long(), None
+        if self.xy.shape[0] == 3:
+            first = (self.xy[2] & BEGINS).bool()
+            y = y.masked_fill((self.xy[2] & NOTHING).bool(), -1)
+        loss, after = self.model.loss(x, y, before, masks, first)
         # Each process's mean over its lanes, divided by their number: the sum is the mean over all lanes.
         (loss / self.share.count).backward()  # type: ignore[no-untyped-call]
         self.share.sum(parameter.grad for parameter in self.parameters)
@@ -85,7 +99,7 @@ class Update:
         self.optimiser.step()
         with torch.no_grad():
             if train.refresh:
-                _, after = self.model(x, before, masks)
+                _, after = self.model(x, before, masks, first)
             for kept, new in zip(self.state, after, strict=True):
                 kept.h.copy_(new.h)
                 kept.c.copy_(new.c)
@@ -137,12 +151,11 @@ class GraphedUpdate(Update):
         self.slots = [torch.zeros_like(self.xy, device="cpu").pin_memory() for _ in range(self.SLOTS)]
         self.copied = [torch.cuda.Event() for _ in range(self.SLOTS)]  # type: ignore[no-untyped-call]
 
-    def load(self, x: Symbols, y: Symbols) -> None:
+    def load(self, x: Symbols, y: Symbols, first: Begins | None = None) -> None:
         """Through pinned memory, so that the host need not wait for the updates before."""
         slot = self.calls % self.SLOTS
         self.copied[slot].synchronize()
-        for place, part in zip(self.slots[slot], (x, y), strict=True):
-            place.copy_(torch.from_numpy(np.ascontiguousarray(part[self.own], dtype=np.uint8)))
+        self._fill(self.slots[slot], x, y, first)
         self.xy.copy_(self.slots[slot], non_blocking=True)
         self.copied[slot].record()
 
@@ -169,5 +182,7 @@ def make(
     model: LanguageModel, recipe: Recipe, generator: torch.Generator, share: Share | None = None
 ) -> Update:
     """The update for the device the model is on."""
-    kind = GraphedUpdate if next(model.parameters()).is_cuda else Update
+    # Cells without a factor that could shut the state out are cut where records begin: no graph holds that.
+    cut = bool(recipe.data.records) and model.recipe.cell in ("lstm", "rnn", "tensor-rnn")
+    kind = GraphedUpdate if next(model.parameters()).is_cuda and not cut else Update
     return kind(model, recipe, generator, share)

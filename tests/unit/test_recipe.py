@@ -137,7 +137,7 @@ def test_toml_and_json_round_trips(tmp_path: Path) -> None:
 
 def test_every_number_and_choice_has_a_rule() -> None:
     free = {"title", "row", "data.protocol", "init.forget_bias", "init.output_gate_bias"}
-    free |= {"init.alpha", "init.beta"}
+    free |= {"init.alpha", "init.beta", "data.column"}
     ruled = {key for keys, _, _ in recipe.RULES for key in keys.split()}
     assert ruled <= set(recipe.KEYS)
     assert {key for key, kind in recipe.KEYS.items() if kind is not bool} - ruled == free

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from mulstm import data, recipe
+from mulstm import recipe, record_corpus
+from mulstm.convention import ALPHABETS
 from mulstm.data.known import KNOWN
 from mulstm.errors import DataError, RunError
 from mulstm.recipe import Recipe
+from mulstm.record_corpus import RecordSplit
+from mulstm.records import kind_of
 
-LOOKS_LIKE_A_FILE = (".txt", ".md", ".xz", ".gz", ".bz2", ".zip", ".py", ".html", ".xml", ".csv", ".json")
+LOOKS_LIKE_A_FILE = (
+    *(".txt", ".md", ".xz", ".gz", ".bz2", ".zip", ".py", ".html", ".xml", ".csv", ".json"),
+    *(".jsonl", ".tsv", ".fasta", ".fa", ".faa"),
+)
 
 
-def recipe_for(target: str, overrides: Sequence[str], data_dir: Path | None) -> Recipe:
-    """The recipe of a run; for a text of the user's, the default one, fitted to its length."""
+def recipe_for(
+    target: str, overrides: Sequence[str], data_dir: Path | None, start_from: Path | None = None
+) -> Recipe:
+    """The recipe of a run; for a text of the user's, the default one, fitted to its length.
+
+    Going on with a model has a default recipe of its own, which takes cell and alphabet from the model.
+    """
     if target in recipe.names() or target.endswith(".toml"):
         return recipe.load(target, overrides)
     if target not in {known.name for known in KNOWN} and not Path(target).exists():
@@ -23,10 +35,42 @@ def recipe_for(target: str, overrides: Sequence[str], data_dir: Path | None) -> 
                 f"There is no file or folder {target}. Give a text, a folder of texts, or a recipe's name."
             )
         return recipe.load(target, overrides)  # which says what is nearest
-    found = recipe.for_text(target, overrides)
-    d = found.data
-    corpus = data.load(d.corpus, data_dir=data_dir, split=d.split, protocol=d.protocol, alphabet=d.alphabet)
-    return recipe.fit(found, corpus.split("train").symbols_count, overrides)
+    found = _for_text(target, overrides, start_from)
+    part = record_corpus.load(found.data, data_dir).split("train")
+    fitted = recipe.fit(found, part.symbols_count, overrides)
+    if isinstance(part, RecordSplit) and "train.lanes" not in _given(overrides):
+        # A lane without a record would only wait.
+        lanes = min(found.train.lanes, part.chosen.size)
+        fitted = replace(fitted, train=replace(fitted.train, lanes=lanes))
+    return fitted
+
+
+def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) -> Recipe:
+    """The default recipe; files of records are known by their ending, and FASTA holds proteins."""
+    found = recipe.load("text" if start_from is None else "finetune", overrides)
+    kind = found.data.records or kind_of(target)
+    d = replace(found.data, corpus=target, records="" if kind == "lines" and not found.data.records else kind)
+    model = found.model
+    if start_from is not None:
+        from mulstm import checkpoint
+
+        start = checkpoint.load(start_from)
+        model = start.model.recipe
+        name = next((name for name, make in ALPHABETS.items() if make() == start.alphabet), "corpus")
+        convention = str(start.meta["source"].get("convention", ""))
+    else:
+        name, convention = ("protein", "protein") if kind == "fasta" else (d.alphabet, d.convention)
+    if "data.alphabet" not in _given(overrides):
+        d = replace(d, alphabet=name, convention=convention if d.records else "")
+    # One text can be entered anywhere; records are shuffled instead.
+    train = replace(found.train, rotate=found.train.rotate and not d.records)
+    found = replace(found, model=model, data=d, train=train)
+    recipe.check(found)
+    return found
+
+
+def _given(overrides: Sequence[str]) -> set[str]:
+    return {text.partition("=")[0].strip() for text in overrides}
 
 
 def recipe_of_run(folder: Path, overrides: Sequence[str]) -> Recipe:

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mulstm import data
+from mulstm import data, record_corpus
 from mulstm.data.corpus import Split
 from mulstm.data.known import KNOWN
 
@@ -23,6 +23,8 @@ def part_of(model: Checkpoint, text: str, split: str, data_dir: Path | None) -> 
     trained = model.recipe.data
     name = text or trained.corpus
     own = bool(text) and text not in {known.name for known in KNOWN} and text != trained.corpus
+    if name == trained.corpus and trained.records:
+        return record_corpus.load(trained, data_dir).split(split or "valid")
     corpus = data.load(
         name,
         data_dir=data_dir,

@@ -12,7 +12,7 @@ from mulstm.cli._options import AsJson, DataDir, Device, Overrides, Quiet, RunsD
 
 def command(
     target: Annotated[
-        str, typer.Argument(help="A text file or folder, the name of a recipe, or a recipe.toml.")
+        str, typer.Argument(help="A text, folder or file of records, the name of a recipe, or a recipe.toml.")
     ] = "",
     overrides: Overrides = None,
     resume: Annotated[
@@ -44,7 +44,7 @@ def command(
     if not target and resume in (None, "auto"):
         raise typer.BadParameter("give a text, a recipe, or --resume with a run's folder")
     if target:
-        recipe = _target.recipe_for(target, overrides or [], data_dir)
+        recipe = _target.recipe_for(target, overrides or [], data_dir, start_from)
     else:
         recipe = _target.recipe_of_run(Path(str(resume)), overrides or [])
     record, folder = train.train(

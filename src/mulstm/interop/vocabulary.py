@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from mulstm.convention import RESIDUES, padded_bytes, protein_alphabet
 from mulstm.data.alphabet import Alphabet
 from mulstm.interop.weights import Array
 
 BYTES = 256
 TEXT8 = 27
 
-# UniRep's tokens 0 ... 23; three letters share the last one with X.
-PROTEIN = b"-MRHKDESTNQCUGPAVIFYWLOX"
-START, STOP = len(PROTEIN), len(PROTEIN) + 1
+START = len(RESIDUES)
 
 
 def protein() -> Alphabet:
     """UniRep's 26 tokens."""
-    return Alphabet(PROTEIN, specials=("start", "stop"), aliases=b"ZXBXJX")
+    return protein_alphabet()
 
 
 def bytes_() -> Alphabet:
@@ -25,7 +24,7 @@ def bytes_() -> Alphabet:
 
 def bytes_and_pad() -> Alphabet:
     """The 256 bytes and, last, a pad symbol that no text holds."""
-    return Alphabet(bytes(range(BYTES)), specials=("pad",))
+    return padded_bytes()
 
 
 def pad_last(rows: Array) -> Array:

@@ -17,7 +17,7 @@ from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
 from mulstm.errors import CheckpointError
-from mulstm.packing import LANES, Packed, Symbols, run
+from mulstm.packing import LANES, Symbols, picked, run
 from mulstm.records import Record
 from mulstm.units import bits
 
@@ -139,7 +139,6 @@ class _Open:
 
     id: str
     text: bytes
-    targets: Symbols
     nats: float = 0.0
     losses: list[npt.NDArray[np.float64]] = field(default_factory=list)
 
@@ -154,55 +153,45 @@ def _unordered(
 ) -> Iterator[tuple[int, Score]]:
     model = loaded.model.eval()
     reading: dict[int, _Open] = {}
+    targets: dict[int, Symbols] = {}
 
     def read() -> Iterator[Symbols]:
         for index, record in enumerate(records):
-            x, targets = convention.scored(record.text, record.id)
-            counted = targets[targets >= 0]
-            reading[index] = _Open(record.id, convention.alphabet.decode(counted), targets)
+            x, y = convention.scored(record.text, record.id)
+            reading[index] = _Open(record.id, convention.alphabet.decode(y[y >= 0]))
+            targets[index] = y
             yield x
 
     for packed, logits, _ in run(model, model, read(), lanes=lanes):
-        log_p = torch.log_softmax(logits.double(), dim=-1)
-        nats = _picked(packed, log_p, reading)
+        nats, counts = picked(packed, logits, targets)
         for lane, index in enumerate(packed.record):
-            piece = nats[lane][np.isfinite(nats[lane])]
+            piece = nats[lane][counts[lane]]
             reading[index].nats += float(piece.sum())
             if losses:
                 reading[index].losses.append(piece)
         for lane in packed.ended:
             done = reading.pop(packed.record[lane])
+            symbols = int((targets.pop(packed.record[lane]) >= 0).sum())
             yield (
                 packed.record[lane],
                 Score(
                     done.id,
                     done.text,
-                    int((done.targets >= 0).sum()),
+                    symbols,
                     done.nats,
                     convention.name == "protein",
                     np.concatenate(done.losses) if losses else None,
-                    _likeliest(log_p[lane, -1], convention, following),
+                    _likeliest(logits[lane, -1], convention, following),
                 ),
             )
 
 
-def _picked(packed: Packed, log_p: Tensor, reading: dict[int, _Open]) -> npt.NDArray[np.float64]:
-    """(B, T): nats of the targets; NaN where there is none."""
-    B, T = packed.x.shape
-    y = np.full((B, T), -1, dtype=np.int64)
-    for lane, (index, start) in enumerate(zip(packed.record, packed.start.tolist(), strict=True)):
-        y[lane, max(0, -start) :] = reading[index].targets[max(0, start) : start + T]
-    places = torch.from_numpy(np.maximum(y, 0)).to(log_p.device)
-    picked = log_p.gather(-1, places.unsqueeze(-1)).squeeze(-1).cpu().numpy()
-    return np.where(y >= 0, -picked, np.nan)
-
-
-def _likeliest(log_p: Tensor, convention: Convention, count: int) -> list[tuple[str, float]]:
+def _likeliest(logits: Tensor, convention: Convention, count: int) -> list[tuple[str, float]]:
     if not count:
         return []
-    top = log_p.topk(min(count, log_p.shape[0]))
+    top = torch.softmax(logits.double(), dim=-1).topk(min(count, logits.shape[0]))
     named = [symbol_name(convention, int(symbol)) for symbol in top.indices]
-    return list(zip(named, top.values.exp().tolist(), strict=True))
+    return list(zip(named, top.values.tolist(), strict=True))
 
 
 def symbol_name(convention: Convention, symbol: int) -> str:

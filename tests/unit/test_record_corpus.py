@@ -1,0 +1,258 @@
+"""Records stay whole: in one part of the split, in one lane, once an epoch, with start and end."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import foreign
+from mulstm import checkpoint, interop, record_corpus, train
+from mulstm import recipe as recipes
+from mulstm.checkpoint import Checkpoint
+from mulstm.cli import _target
+from mulstm.data.alphabet import Alphabet
+from mulstm.data.text import Text
+from mulstm.errors import DataError, RecipeError
+from mulstm.evaluate import evaluate
+from mulstm.interop import unirep
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import DataRecipe, ModelRecipe, Recipe
+from mulstm.record_corpus import RecordCorpus, RecordLanes, RecordSplit
+from mulstm.records import Record
+from mulstm.scoring import scores, total
+from mulstm.update import Update
+
+SHARES = (Fraction(8, 10), Fraction(1, 10), Fraction(1, 10))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def fasta(path: Path, proteins: list[str]) -> DataRecipe:
+    path.write_text("".join(f">p{k}\n{p}\n" for k, p in enumerate(proteins)))
+    return DataRecipe(corpus=str(path), records="fasta", alphabet="protein", convention="protein")
+
+
+def proteins(n: int, seed: int = 0, longest: int = 60) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return ["".join(rng.choice(list("MKTAYIQRGL"), rng.integers(1, longest))) for _ in range(n)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(2, 40), min_size=1, max_size=30),
+    lanes=st.integers(1, 6),
+    chunk=st.integers(1, 17),
+    opening=st.integers(0, 1),
+)
+def test_every_record_is_in_one_lane_once_and_whole(
+    sizes: list[int], lanes: int, chunk: int, opening: int
+) -> None:
+    data = np.random.default_rng(sum(sizes)).integers(0, 256, sum(sizes)).astype(np.uint8)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    expected = sorted(bytes(data[a:b]) for a, b in pairwise(offsets))
+    split = as_split(data, offsets, opening)
+    counts = set()
+    for epoch in range(2):
+        rows = RecordLanes(split, lanes, chunk, seed=1, epoch=epoch)
+        counts.add(len(rows))
+        chunks = [rows.chunk_at(k) for k in range(len(rows))]
+        x, y, first = (np.concatenate(part, axis=1) for part in zip(*chunks, strict=True))
+        assert (y >= 0).sum() == split.symbols_count
+        found = []
+        for lane in range(lanes):
+            for a, b in pairwise([*np.flatnonzero(first[lane]).tolist(), x.shape[1]]):
+                own = np.flatnonzero(y[lane, a:b] >= 0)
+                if own.size == 0:
+                    found.append(bytes(x[lane, a : a + 1]))  # a record of its opening only
+                    continue
+                end = a + int(own[-1]) + 1
+                assert own[0] == opening
+                assert (y[lane, a + opening : end - 1] == x[lane, a + opening + 1 : end]).all()
+                found.append(bytes(x[lane, a:end]) + bytes([y[lane, end - 1]]))
+        assert sorted(found) == sorted(e if len(e) > opening + 1 else e[:1] for e in expected)
+    assert len(counts) == 1
+
+
+def as_split(data: np.ndarray, offsets: np.ndarray, opening: int = 0) -> RecordSplit:
+    text, chosen = Text([data]), np.arange(len(offsets) - 1)
+    return RecordSplit(
+        "c", "train", Alphabet.bytes(), text, 0, len(data), offsets=offsets, chosen=chosen, given=opening
+    )
+
+
+def test_lanes_waste_little() -> None:
+    sizes = np.random.default_rng(0).integers(30, 1200, 500)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    split = as_split(np.zeros(int(sizes.sum()), dtype=np.uint8), offsets)
+    rows = RecordLanes(split, 32, 128, seed=1, epoch=0)
+    assert len(rows) * 32 * 128 < 1.02 * split.symbols_count
+
+
+def test_pairs_of_a_protein(tmp_path: Path) -> None:
+    corpus = record_corpus.load(fasta(tmp_path / "p.fasta", ["MKT", "GG"] * 2))
+    part = corpus.split("all")
+    assert isinstance(part, RecordSplit)
+    x, y = next(part.records())
+    assert x.tolist() == [24, 1, 4, 8]
+    assert y.tolist() == [1, 4, 8, 25]
+    assert part.symbols_count == 2 * (4 + 3)
+
+
+def test_reviews_are_given_their_opening(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('{"text": "so &amp; so"}\n' * 3)
+    recipe = DataRecipe(
+        corpus=str(tmp_path / "r.jsonl"), records="jsonl", convention="openai-review", split="100-0-0"
+    )
+    part = record_corpus.load(recipe).split("train")
+    assert isinstance(part, RecordSplit)
+    x, y = next(part.records())
+    assert bytes(x.astype(np.uint8)) == b"\n so & so"
+    assert y.tolist() == [-1, *b"so & so "]
+    rows = RecordLanes(part, 1, 9, seed=1, epoch=0)
+    assert (rows.chunk_at(0).y[0] == y).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=3, max_size=40))
+def test_equal_records_are_in_one_part(kinds: list[int]) -> None:
+    data = np.repeat(np.array(kinds, dtype=np.uint8), 4)
+    offsets = np.arange(len(kinds) + 1) * 4
+    if len(set(kinds)) < 3:
+        return
+    corpus = RecordCorpus("c", Text([data]), Alphabet.bytes(), offsets, SHARES, 0)
+    parts = {name: corpus.split(name).chosen for name in ("train", "valid", "test")}
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(kinds)))
+    for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
+        assert not {kinds[k] for k in parts[a]} & {kinds[k] for k in parts[b]}
+    assert all(part.size for part in parts.values())
+
+
+def test_an_update_over_packed_records_is_that_of_each_alone(tmp_path: Path) -> None:
+    recipe = Recipe(
+        model=ModelRecipe(hidden=5, layers=2),
+        data=fasta(tmp_path / "p.fasta", proteins(7)),
+        optimiser=recipes.OptimiserRecipe(name="adam"),
+        train=recipes.TrainRecipe(lanes=2, chunk=200),
+    )
+    corpus = record_corpus.load(recipe.data)
+    part = corpus.split("train")
+    assert isinstance(part, RecordSplit)
+    torch.manual_seed(0)
+    model = LanguageModel(recipe.model, 26)
+    nats, count = torch.zeros(()), 0
+    for x, y in part.records():
+        logits, _ = model(torch.from_numpy(x)[None])
+        nats = nats + torch.nn.functional.cross_entropy(logits[0], torch.from_numpy(y), reduction="sum")
+        count += y.size
+    expected = torch.autograd.grad(nats / count, list(model.parameters()))
+    work = Update(model, recipe, torch.Generator().manual_seed(1))
+    chunk = RecordLanes(part, 2, 200, seed=1, epoch=0).chunk_at(0)
+    loss = work(chunk.x, chunk.y, 0.0, first=chunk.first)
+    assert float(loss) == pytest.approx(float(nats.detach()) / count, rel=1e-5)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", ["mlstm", "lstm"])
+def test_evaluation_is_the_sum_of_scores(cell: str, tmp_path: Path) -> None:
+    texts = proteins(9)
+    corpus = record_corpus.load(fasta(tmp_path / "p.fasta", texts))
+    torch.manual_seed(0)
+    model = LanguageModel(ModelRecipe(hidden=6, cell=cell), 26)
+    loaded = Checkpoint(model, corpus.alphabet, Recipe(), {"source": {"convention": "protein"}})
+    whole = total(scores(loaded, [Record(str(k), t.encode()) for k, t in enumerate(texts)]))
+    found = evaluate(model, corpus.split("all"))
+    assert found.symbols == whole["symbols"]
+    assert found.nats == pytest.approx(whole["nats"], rel=1e-6)
+    assert 0 < evaluate(model, corpus.split("all"), symbols=20).symbols < found.symbols
+
+
+def test_going_on_with_a_protein_model(tmp_path: Path) -> None:
+    weights = unirep.from_arrays(foreign.unirep(H=8, layers=2).arrays, "unirep", "w")
+    start = tmp_path / "u.safetensors"
+    fingerprint = checkpoint.save(start, interop.to_model(weights), weights.alphabet, source=weights.source)
+    family = ["MKTAYIAKQRQISFVKSHFSRQ" * 3 + tail for tail in proteins(30, 1, 5)]
+    fasta(tmp_path / "family.fasta", family)
+    settings = ["train.lanes=4", "train.chunk=16", "train.epochs=6", "optimiser.rate=0.02"]
+    recipe = _target.recipe_for(str(tmp_path / "family.fasta"), settings, None, start)
+    assert recipe.model == weights.recipe
+    assert (recipe.data.records, recipe.data.alphabet, recipe.data.convention) == (
+        "fasta",
+        "protein",
+        "protein",
+    )
+    record, folder = train.train(
+        recipe, runs_dir=tmp_path / "runs", device="cpu", start_from=start, quiet=True
+    )
+    before = evaluate(
+        checkpoint.load(start).model, record_corpus.load(recipe.data).split("valid")
+    ).bits_per_char
+    assert record["valid_bits_per_char"] < before - 0.5
+    tuned = checkpoint.load(folder)
+    assert tuned.meta["source"]["convention"] == "protein"
+    assert tuned.meta["source"]["head_map"] == "unirep"
+    assert tuned.meta["source"]["tuned_from"] == fingerprint
+    unirep.write(interop.to_weights(tuned), tmp_path / "tuned.npz")
+    assert [s.symbols for s in scores(tuned, [Record("a", b"MKT")])] == [4]
+
+
+def test_proteins_from_nothing_and_going_on_after_a_stop(tmp_path: Path) -> None:
+    fasta(tmp_path / "p.fasta", proteins(20))
+    small = ["model.hidden=8", "model.embedding=4", "train.updates=6", "train.chunk=16", "evaluate.every=3"]
+    recipe = _target.recipe_for(str(tmp_path / "p.fasta"), small, None)
+    assert (recipe.data.alphabet, recipe.train.lanes) == ("protein", 18)
+    record, folder = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", quiet=True)
+    assert checkpoint.load(folder).meta["source"] == {"convention": "protein"}
+    assert record["updates"] == 6
+    (folder / "metrics.json").unlink()
+    again, _ = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", resume_from=str(folder), quiet=True)
+    assert again["valid_bits_per_char"] == record["valid_bits_per_char"]
+    assert checkpoint.load(folder).meta["source"] == {"convention": "protein"}
+
+
+def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"line number {k}"}) for k in range(12)]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    small = [
+        "model.hidden=8",
+        "model.embedding=4",
+        "train.updates=200",
+        "optimiser.rate=0.5",
+        "evaluate.every=2",
+    ]
+    recipe = _target.recipe_for(str(tmp_path / "t.jsonl"), [*small, "evaluate.patience=2"], None)
+    record, _ = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", quiet=True)
+    assert record["updates"] < 200
+    assert "without a gain" in record["stopped"]
+
+
+def test_faults(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no file"):
+        record_corpus.load(DataRecipe(corpus=str(tmp_path / "no.fasta"), records="fasta"))
+    with pytest.raises(DataError, match=r"Of 3 records \(1 different\) none is left to train on"):
+        record_corpus.load(fasta(tmp_path / "same.fasta", ["MK"] * 3))
+    with pytest.raises(DataError, match="Record p1 has '1' at position 2"):
+        record_corpus.load(fasta(tmp_path / "bad.fasta", ["MK", "M1"]))
+    assert not list((tmp_path / "cache" / "mulstm" / "records").glob("*bad*"))
+    for changed in (
+        {"records": "fasta", "alphabet": "corpus"},
+        {"alphabet": "protein"},
+        {"column": "text"},
+        {"records": "fasta", "alphabet": "protein"},
+    ):
+        with pytest.raises(RecipeError):
+            recipes.check(Recipe(name="x", data=DataRecipe(**changed)))
+    one = record_corpus.load(fasta(tmp_path / "one.fasta", ["MK", "GG"]))
+    with pytest.raises(DataError, match="has no record"):
+        RecordLanes(one.split("test"), 1, 4, seed=1, epoch=0)  # type: ignore[arg-type]
