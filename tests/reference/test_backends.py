@@ -38,6 +38,16 @@ def test_low_precision_loses_no_more_than_the_reference(
         assert lost < 1.5 * theirs[name] + floor, (name, lost, theirs[name])
 
 
+def test_open_gates_keep_their_slopes_in_bf16() -> None:
+    """z is summed and kept in float32: in bf16, far from zero, a gate's slope would be off by percents."""
+    exact = chunks.make("lstm", "standard", T=1, B=16, H=24, mask=False)
+    exact.zx[:, :, 24:] += 6
+    rounded = exact.to(torch.bfloat16)
+    truth = chunks.answers(rounded.to(torch.float64), "reference")["dzx"][:, :, 24:]
+    ours, theirs = (chunks.answers(rounded, b)["dzx"][:, :, 24:] for b in ("fused", "reference"))
+    assert chunks.error(ours, truth) < 0.6 * chunks.error(theirs, truth)
+
+
 def test_c_is_never_below_float32() -> None:
     chunk = chunks.make("mlstm", "standard").to(torch.bfloat16)
     for backend in ("reference", "fused"):

@@ -313,6 +313,14 @@ def changes() -> list[tuple[str, Callable[[LanguageModel], Any]]]:
 
         return change
 
+    def look_between(model: LanguageModel) -> None:
+        x = torch.randint(9, (2, 20))
+        with torch.enable_grad():
+            loss = model(x)[0].square().sum()
+        model(x)
+        loss.backward()
+        torch.optim.Adam(model.parameters(), lr=0.1, fused=True).step()
+
     def load(model: LanguageModel) -> None:
         model.load_state_dict({k: v + 0.1 for k, v in model.state_dict().items()})
 
@@ -337,6 +345,7 @@ def changes() -> list[tuple[str, Callable[[LanguageModel], Any]]]:
         ("adam", optimise(torch.optim.Adam, **adam)),
         ("adam fused", optimise(torch.optim.Adam, fused=True, **adam)),
         ("adam foreach", optimise(torch.optim.Adam, foreach=True, **adam)),
+        ("evaluation between forward and backward", look_between),
         ("load", load),
         ("swap", swap),
         ("behind", behind),
