@@ -1,4 +1,4 @@
-"""Who is timed on a GPU: our layer and update, cuDNN's LSTM, plain loops, each with its check against float64."""
+"""Who is timed on a GPU: our layer and update, cuDNN's LSTM, plain loops, with their checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[[], None]
 
 @dataclass
 class Contender:
-    """Something to be timed: `prepare` builds it on the GPU and returns what is then called again and again."""
+    """Something to be timed: `prepare` builds it on the GPU and returns what is called again and again."""
 
     name: str
     backend: str
@@ -59,18 +59,24 @@ def captured(work: Run) -> Run:
     return graph.replay
 
 
+def shapes(H: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    """Of a multiplicative LSTM's parameters."""
+    return {"W_mx": (H, inputs), "W_zx": (4 * H, inputs), "W_mh": (H, H), "W_zm": (4 * H, H), "b_z": (4 * H,)}
+
+
+def drawn(shape: tuple[int, ...]) -> Tensor:
+    """A random parameter whose numbers are bf16's, so that nobody loses by the cast."""
+    return (torch.randn(shape, device="cuda") * shape[-1] ** -0.5).bfloat16().float()
+
+
 class OurLayer:
-    """Forward and backward of one multiplicative LSTM layer: input product inside, zero state, gradient on h only."""
+    """Forward and backward of our layer: input product inside, zero state, gradient on h only."""
 
     def __init__(self, H: int, B: int, T: int, inputs: int = E) -> None:
         from mulstm.ops.triton_layer import Spec
 
         self.spec = Spec(H, 4, "standard", ones=False)
-        shapes = {"W_mx": (H, inputs), "W_zx": (4 * H, inputs), "W_mh": (H, H), "W_zm": (4 * H, H), "b_z": (4 * H,)}
-        self.p = {
-            name: (torch.randn(shape, device="cuda") * shape[-1] ** -0.5).requires_grad_()
-            for name, shape in shapes.items()
-        }
+        self.p = {name: drawn(shape).requires_grad_() for name, shape in shapes(H, inputs).items()}
         self.T, self.B, self.H = T, B, H
         # Rows padded with zeros to the width that the products like, as the model's own input has them.
         self.x = torch.zeros(T * B, self.spec.width(inputs), dtype=torch.bfloat16, device="cuda")
@@ -101,7 +107,7 @@ class OurLayer:
         zero = State(*(torch.zeros(self.B, H, dtype=torch.float64, device="cuda") for _ in range(2)))
         h, _ = reference.recurrence(x @ p["W_mx"].T, x @ p["W_zx"].T + p["b_z"], p["W_mh"], p["W_zm"], zero)
         h.backward(self.dh[..., :H].double())
-        pairs = [(self.h[..., :H], h), (self.x.grad[:, :E_].view_as(x), x.grad)]  # type: ignore[index]
+        pairs = [(self.h[..., :H], h), (self.x.grad[:, :E_].reshape(x.shape), x.grad)]  # type: ignore[index]
         pairs += [(self.p[name].grad, p[name].grad) for name in p]  # type: ignore[list-item]
         return max(rms(a, b) for a, b in pairs)
 
@@ -111,8 +117,11 @@ class ModuleLayer:
 
     def __init__(self, module: nn.Module, H: int, B: int, T: int, inputs: int = E) -> None:
         self.module = module.to("cuda", torch.bfloat16)
-        if isinstance(module, nn.LSTM):
-            module.flatten_parameters()
+        with torch.no_grad():
+            for p in self.module.parameters():
+                p.copy_(drawn(tuple(p.shape)))
+        if isinstance(self.module, nn.LSTM):
+            self.module.flatten_parameters()
         self.x = torch.randn(T, B, inputs, device="cuda").bfloat16().requires_grad_()
         self.dh = torch.randn(T, B, H, device="cuda").bfloat16()
 
@@ -141,19 +150,18 @@ class Naive(nn.Module):
     def __init__(self, inputs: int, H: int) -> None:
         super().__init__()
         self.H = H
-        shapes = {"W_mx": (H, inputs), "W_zx": (4 * H, inputs), "W_mh": (H, H), "W_zm": (4 * H, H), "b_z": (4 * H,)}
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape) * shape[-1] ** -0.5))
+        for name, shape in shapes(H, inputs).items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """h of all steps; the state is left out."""
-        w = self._parameters
         zero = x.new_zeros(x.shape[1], self.H)
         wide = torch.promote_types(x.dtype, torch.float32)
-        mx, zx = nn.functional.linear(x, w["W_mx"]), nn.functional.linear(x, w["W_zx"], w["b_z"])  # type: ignore[arg-type]
-        W_zm = w["W_zm"]
-        assert W_zm is not None
-        return reference.recurrence(mx, zx, w["W_mh"], W_zm, State(zero, zero.to(wide)))[0], None
+        W_mx, W_zx, W_mh, W_zm, b_z = (
+            self.get_parameter(name) for name in ("W_mx", "W_zx", "W_mh", "W_zm", "b_z")
+        )
+        mx, zx = nn.functional.linear(x, W_mx), nn.functional.linear(x, W_zx, b_z)
+        return reference.recurrence(mx, zx, W_mh, W_zm, State(zero, zero.to(wide)))[0], None
 
 
 def count(module: nn.Module) -> int:
@@ -169,10 +177,15 @@ def layers(H: int, B: int, T: int, equal: int) -> list[Contender]:
             layer = OurLayer(H, B, T)
             return captured(layer) if graph else layer, sum(p.numel() for p in layer.p.values())
 
-        backend = "triton, one graph" if graph else "triton, launch by launch"
-        return Contender("mlstm", backend, "layer", "mlstm", H, B, T, prepare, lambda: OurLayer(*SMALL, 64).error())
+        def error() -> float:
+            return OurLayer(*SMALL, 64).error()
 
-    def module(name: str, backend: str, cell: str, h: int, make: Callable[[int, int], nn.Module], how: str) -> Contender:
+        backend = "triton, one graph" if graph else "triton, launch by launch"
+        return Contender("mlstm", backend, "layer", "mlstm", H, B, T, prepare, error)
+
+    def module(
+        name: str, backend: str, cell: str, h: int, make: Callable[[int, int], nn.Module], how: str
+    ) -> Contender:
         def prepare() -> tuple[Run, int]:
             layer = ModuleLayer(make(E, h), h, B, T)
             return captured(layer) if how == "graph" else layer, count(layer.module)
@@ -183,7 +196,8 @@ def layers(H: int, B: int, T: int, equal: int) -> list[Contender]:
         return Contender(name, backend, "layer", cell, h, B, T, prepare, error, slow=how == "slow")
 
     found = [ours(True), ours(False)]
-    for h, name in ((H, "nn.LSTM"), (-(-H // 128) * 128, "nn.LSTM padded"), (equal, "nn.LSTM equal parameters")):
+    padded = -(-H // 128) * 128
+    for h, name in ((H, "nn.LSTM"), (padded, "nn.LSTM padded"), (equal, "nn.LSTM equal parameters")):
         for how, backend in (("eager", "cudnn"), ("graph", "cudnn, one graph")):
             found.append(module(name, backend, "lstm", h, nn.LSTM, how))
     found.append(module("naive", "reference", "mlstm", H, Naive, "slow"))
@@ -229,7 +243,7 @@ def _updates(H: int, B: int, T: int, how: Any) -> tuple[Run, int]:
 
 
 class LSTMUpdate:
-    """The same update round cuDNN's LSTM: embedding, dropout masks, softmax, clipping, Adam; no weight norm."""
+    """The same update round cuDNN's LSTM: embedding, masks, softmax, clipping, Adam; no weight norm."""
 
     def __init__(self, H: int, B: int, T: int) -> None:
         self.B = B
@@ -237,14 +251,15 @@ class LSTMUpdate:
         self.lstm = nn.LSTM(E, H).cuda()
         self.out = nn.Linear(H, N).cuda()
         self.p = [self.table, *self.lstm.parameters(), *self.out.parameters()]
-        self.adam = torch.optim.Adam(self.p, lr=torch.tensor(1e-4, device="cuda"), fused=True, capturable=True)
+        rate = torch.tensor(1e-4, device="cuda")
+        self.adam = torch.optim.Adam(self.p, lr=rate, fused=True, capturable=True)
         self.x = torch.randint(N, (T, B), device="cuda")
         self.y = torch.randint(N, (T, B), device="cuda")
         self.state = (torch.zeros(1, B, H, device="cuda"), torch.zeros(1, B, H, device="cuda"))
 
     def __call__(self) -> None:
         self.adam.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
             kept = (torch.rand(self.B, E, device="cuda") >= 0.5).float() * 2
             e = self.table[self.x] * kept
             h, (h_T, c_T) = self.lstm(e, self.state)
@@ -271,7 +286,8 @@ def updates(H: int, B: int, T: int, equal: int, naive: bool) -> list[Contender]:
         return prepare
 
     ours = recipe(H, B, T)
-    found = [Contender("mlstm", "triton, one graph", "update", "mlstm", H, B, T, lambda: _updates(H, B, T, ours), none)]
+    graph = "triton, one graph"
+    found = [Contender("mlstm", graph, "update", "mlstm", H, B, T, lambda: _updates(H, B, T, ours), none)]
     for h, name in ((-(-H // 128) * 128, "nn.LSTM padded"), (equal, "nn.LSTM equal parameters")):
         if h:
             found.append(Contender(name, "cudnn, one graph", "update", "lstm", h, B, T, lstm(h), none))
@@ -282,7 +298,9 @@ def updates(H: int, B: int, T: int, equal: int, naive: bool) -> list[Contender]:
             optimiser=ours.optimiser,
             train=TrainRecipe(lanes=B, chunk=T, precision="bf16", backend="reference"),
         )
-        found.append(
-            Contender("naive", "reference", "update", "mlstm", H, B, T, lambda: _updates(H, B, T, slow), none, slow=True)
+        one = Contender(
+            "naive", "reference", "update", "mlstm", H, B, T, lambda: _updates(H, B, T, slow), none
         )
+        one.slow = True
+        found.append(one)
     return found

@@ -133,7 +133,13 @@ def sampler(model: LanguageModel, streams: int, greedy: bool, steps: int = 64) -
     from mulstm.ops.triton_sample import MOST_STREAMS, Sampler
 
     r, N = model.recipe, model.alphabet_size
-    if not serves(model) or streams > MOST_STREAMS or r.layers > 1 or r.embedding or r.cell not in ("mlstm", "lstm"):
+    if (
+        not serves(model)
+        or streams > MOST_STREAMS
+        or r.layers > 1
+        or r.embedding
+        or r.cell not in ("mlstm", "lstm")
+    ):
         return None
     weights = pack(model)
     w = weights.layers[0]
