@@ -55,7 +55,9 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
         from mulstm import checkpoint
 
         start = checkpoint.load(start_from)
-        model = start.model.recipe
+        # What is said of the model on the command line stands, and is refused where it does not fit.
+        said = [key.partition(".")[2] for key in _given(overrides) if key.startswith("model.")]
+        model = replace(start.model.recipe, **{key: getattr(model, key) for key in said})
         name = next((name for name, make in ALPHABETS.items() if make() == start.alphabet), "corpus")
         convention = str(start.meta["source"].get("convention", ""))
     else:
