@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,9 @@ SMALLEST = 1 << 20  # bytes; below it malloc does not go to the kernel
 LIMIT = 1 << 28  # bytes kept while nobody uses them
 _ALIGN = 64
 
-_free: deque[np.ndarray[Any, Any]] = deque()  # the longest unused first
+# By size, the sizes used last at the end. Blocks come back whenever a tensor dies, in any thread and in the
+# midst of any line below: only single, atomic calls on these containers are safe.
+_free: dict[int, list[np.ndarray[Any, Any]]] = {}
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -34,15 +35,25 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def _take(size: int) -> np.ndarray[Any, Any]:
-    for k in range(len(_free) - 1, -1, -1):
-        if _free[k].nbytes == size:
-            block = _free[k]
-            del _free[k]
-            return block
-    return np.empty(size, dtype=np.uint8)
+    try:
+        return _free[size].pop()
+    except (KeyError, IndexError):
+        return np.empty(size, dtype=np.uint8)
 
 
 def _give(block: np.ndarray[Any, Any]) -> None:
-    _free.append(block)
-    while sum(b.nbytes for b in _free) > LIMIT:
-        _free.popleft()
+    if block.nbytes > LIMIT:
+        return
+    blocks = _free.pop(block.nbytes, [])
+    blocks.append(block)
+    _free[block.nbytes] = blocks
+    for size in list(_free):  # the longest unused first
+        while kept() > LIMIT and _free.get(size):
+            _take(size)
+        if not _free.get(size):
+            _free.pop(size, None)
+
+
+def kept() -> int:
+    """Bytes in nobody's use."""
+    return sum(size * len(blocks) for size, blocks in list(_free.items()))
