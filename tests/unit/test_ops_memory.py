@@ -74,4 +74,4 @@ def test_blocks_given_back_by_many_threads() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
-    assert memory.kept() <= 8 * (3 * (1 << 20) + 64)
+    assert memory.kept() <= 4 * 4 * (3 * (1 << 20) + 64)
