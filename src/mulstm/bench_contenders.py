@@ -6,6 +6,7 @@ import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,12 @@ def captured(work: Run) -> Run:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+
+    def replay() -> None:
+        assert work is not None  # what it holds is what the graph reads and writes
+        graph.replay()
+
+    return replay
 
 
 def shapes(H: int, inputs: int) -> dict[str, tuple[int, ...]]:
@@ -287,7 +293,7 @@ def updates(H: int, B: int, T: int, equal: int, naive: bool) -> list[Contender]:
 
     ours = recipe(H, B, T)
     graph = "triton, one graph"
-    found = [Contender("mlstm", graph, "update", "mlstm", H, B, T, lambda: _updates(H, B, T, ours), none)]
+    found = [Contender("mlstm", graph, "update", "mlstm", H, B, T, partial(_updates, H, B, T, ours), none)]
     for h, name in ((-(-H // 128) * 128, "nn.LSTM padded"), (equal, "nn.LSTM equal parameters")):
         if h:
             found.append(Contender(name, "cudnn, one graph", "update", "lstm", h, B, T, lstm(h), none))

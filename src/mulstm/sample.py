@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import torch
 
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import MulstmError
+from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 
@@ -68,12 +70,9 @@ def sample(
 
 def _draws(predictor: Predictor, how: Sampling, last: int | None) -> Iterator[list[bytes]]:
     alphabet, streams = predictor.alphabet, predictor.lanes
-    dice = [np.random.default_rng([how.seed, i]) for i in range(streams)]
     tails = [b""] * streams
     ended = [False] * streams
-    for _ in range(how.length):
-        weights = filtered(predictor.log_probs(), how)
-        symbols = np.array([draw(row, die) for row, die in zip(weights, dice, strict=True)])
+    for symbols in islice(_symbols(predictor, how), how.length):
         pieces = [b"" if over else alphabet.decode(symbols[i : i + 1]) for i, over in enumerate(ended)]
         yield pieces
         if how.stop:
@@ -83,7 +82,26 @@ def _draws(predictor: Predictor, how: Sampling, last: int | None) -> Iterator[li
             ended = [over or symbol == last for over, symbol in zip(ended, symbols.tolist(), strict=True)]
         if all(ended):
             return
+
+
+def _symbols(predictor: Predictor, how: Sampling) -> Iterator[npt.NDArray[np.integer]]:
+    """The next symbol of every stream, again and again."""
+    dice = [np.random.default_rng([how.seed, i]) for i in range(predictor.lanes)]
+    plain = how.top_k == 0 and how.top_p == 1
+    device = packed.sampler(predictor.model, predictor.lanes, greedy=how.temperature == 0) if plain else None
+    while True:
+        weights = filtered(predictor.log_probs(), how)
+        symbols = np.array([draw(row, die) for row, die in zip(weights, dice, strict=True)])
+        yield symbols
+        if device is not None:
+            break
         predictor.feed(symbols)
+    # From here on a GPU draws by itself, many symbols a launch, with the same dice.
+    state = predictor.state[0]
+    device.start(state.h, state.c, torch.from_numpy(symbols), how.temperature)
+    while True:
+        thrown = np.stack([die.random(device.steps) for die in dice], axis=1)
+        yield from device.run(torch.from_numpy(thrown)).cpu().numpy()
 
 
 def opening(alphabet: Alphabet) -> bytes:

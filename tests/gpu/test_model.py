@@ -57,7 +57,8 @@ def test_gradients(recipe: ModelRecipe) -> None:
     loss.backward()
     assert float(loss) == pytest.approx(float(loss_64), rel=2e-3)
     for (name, ours), (_, theirs) in zip(model.named_parameters(), exact.named_parameters(), strict=True):
-        assert ours.grad is not None and theirs.grad is not None
+        assert ours.grad is not None
+        assert theirs.grad is not None
         assert rms(ours.grad.cpu(), theirs.grad) < 0.05, name
 
 

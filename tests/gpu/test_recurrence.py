@@ -1,4 +1,4 @@
-"""The Triton backend against the equations in float64: every cell, odd sizes, carried states, poisoned memory."""
+"""The Triton backend against the equations in float64: every cell, odd sizes, carried states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language model on a GPU in bf16: the same function as nn.model's, through packed weights and fused ends."""
+"""The language model on a GPU in bf16: nn.model's function, through packed weights and fused ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PackedWeights(NamedTuple):
 
 
 def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
-    """Whether this way is open: a GPU that the Triton backend knows, bf16, and no text beginning inside a chunk."""
+    """Whether this way is open: a GPU that Triton knows, bf16, and no text beginning inside a chunk."""
     if not model.W_out.is_cuda or model.precision != "bf16" or model.backend not in ("auto", "triton"):
         return False
     if first is not None or model.recipe.cell == "tensor-rnn" or torch.compiler.is_compiling():
@@ -128,18 +128,15 @@ def losses(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks, weig
     return losses_of(sums, model.b_out, y.contiguous(), model.alphabet_size)[0].view_as(y)
 
 
+@torch.no_grad()
 def sampler(model: LanguageModel, streams: int, greedy: bool, steps: int = 64) -> Any:
     """ops.triton_sample.Sampler for a folded model, or None where it is not made for it."""
+    r, N = model.recipe, model.alphabet_size
+    if not serves(model) or r.layers > 1 or r.embedding or r.cell not in ("mlstm", "lstm"):
+        return None
     from mulstm.ops.triton_sample import MOST_STREAMS, Sampler
 
-    r, N = model.recipe, model.alphabet_size
-    if (
-        not serves(model)
-        or streams > MOST_STREAMS
-        or r.layers > 1
-        or r.embedding
-        or r.cell not in ("mlstm", "lstm")
-    ):
+    if streams > MOST_STREAMS:
         return None
     weights = pack(model)
     w = weights.layers[0]

@@ -63,7 +63,8 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
         Plan(
             m=Tile(64, 64, 128, 4, 4),
             gates=Tile(128, 64, 64, 8, 4),
-            dh=Tile(64, 64, 128, 4, 4),
+            dm=Tile(128, 128, 64, 4, 4, split=4),
+            dh=Tile(64, 64, 64, 4, 4, split=2),
             sums_bf16=True,
         ),
     ),
@@ -78,7 +79,15 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
             sums_bf16=True,
         ),
     ),
-    (4096, 320, Plan(dh=Tile(128, 64, 64, 4, 4, split=3), sums_bf16=True)),
+    (
+        4096,
+        320,
+        Plan(
+            dm=Tile(128, 128, 64, 4, 4, split=3),
+            dh=Tile(128, 64, 64, 4, 4, split=3),
+            sums_bf16=True,
+        ),
+    ),
 )
 
 
