@@ -235,6 +235,8 @@ def finish(job: Job) -> dict[str, Any]:
         for name in ("valid", "test"):
             split = job.corpus.split(name)
             if split.symbols_count:
+                if job.screen is not None:
+                    job.screen.note(f"measuring on all {split.symbols_count:,} symbols of the {name} part")
                 measured[name] = evaluate(model, split, recipe.evaluate.final_lanes, progress=_heed(job))
         return 0.0
 
