@@ -62,7 +62,7 @@ class IntegerModel:
     R_out: Int32  # (N)
     b_out: Int32  # (N)  counting 2**-10 bits
     h_mean: Int16  # (H or layers * H)  what the learner takes h less of
-    rate: Int32  # (1)  how fast it learns, at first
+    rate: Int32  # (3)  how fast it learns: at first, at least, and symbols until half the first
     parent: str  # fingerprint of the checkpoint it was made from
 
     def tensors(self) -> dict[str, NDArray[Any]]:
@@ -209,9 +209,10 @@ def check(model: IntegerModel) -> None:
     _expect("R_out", model.R_out, np.int32, (N,))
     _expect("b_out", model.b_out, np.int32, (N,))
     _expect("h_mean", model.h_mean, np.int16, model.W_out.shape[1:])
-    _expect("rate", model.rate, np.int32, (1,))
-    if not 0 <= int(model.rate[0]) <= MOST_RATE:
-        raise ValueError(f"rate is {int(model.rate[0])}, outside 0 to {MOST_RATE}")
+    _expect("rate", model.rate, np.int32, (3,))
+    first, least, haste = map(int, model.rate)
+    if not 0 <= least <= first <= MOST_RATE or haste < 1:
+        raise ValueError(f"rate is {first, least, haste}")
     multiplicative = model.cell in ("mlstm", "mrnn")
     for k, layer in enumerate(model.layers):
         sees_symbol, sees_layer = k == 0 or model.skip, k > 0

@@ -16,8 +16,6 @@ MOST = (1 << 30) - 1
 ERROR_BITS = A_BITS - H_BITS  # an error times the rate counts 2**-21
 ERROR_MOST = (1 << 14) - 1
 RATE_BITS = 20
-HASTE = 20_000  # symbols after which the rate has halved
-SLOWEST = 6  # the rate falls to this part of the first one
 FULL_LANES = 128  # with more lanes, so many errors are added up that each must count less
 
 
@@ -28,7 +26,7 @@ class Learner:
         model, device = network.model, network.device
         self._products, self._lanes, self._seen = network.products, lanes, 0
         N, H = model.W_out.shape
-        self._first_rate = int(model.rate[0])
+        self._first, self._least, self._haste = map(int, model.rate)
         self._mean = torch.as_tensor(model.h_mean).to(device, torch.int32)
         self._A = torch.zeros(N, H, dtype=torch.int32, device=device)
         self._a = torch.zeros(N, dtype=torch.int64, device=device)
@@ -60,7 +58,7 @@ class Learner:
         self._seen += len(symbols)
 
     def _rate(self) -> int:
-        rate = max(self._first_rate * HASTE // (HASTE + self._seen), self._first_rate // SLOWEST)
+        rate = max(self._first * self._haste // (self._haste + self._seen), self._least)
         return rate if self._lanes <= FULL_LANES else rate * FULL_LANES // self._lanes
 
 

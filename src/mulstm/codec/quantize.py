@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,9 +32,11 @@ from mulstm.errors import BackendError
 from mulstm.recipe import ModelRecipe
 
 _H_UNIT = 2.0**-ACT_BITS
+_BITS_PER_NAT = 1.4426950408889634  # written out: libraries differ in the last digit of a logarithm
 _PLANE = 128.0  # a sum comes out divided by what the low plane counts
 _ROUNDS, _LANES, _STEPS = 2, 64, 128
-_HASTE = 0.66  # the learner's first rate, were h to stray by one in all
+# The learner's first rate, were h to stray by one in all; the part it falls to; symbols until it has halved.
+_RATE, _LEAST, _HASTE = 0.66, 6, 20_000
 _ROOM = 4  # how far m may go past the largest value calibration saw
 
 
@@ -97,7 +98,7 @@ def _assemble(
     parent: str,
 ) -> IntegerModel:
     W_out, s_out = _rows(out[0] * _H_UNIT)
-    bits = math.log2(math.e) * (1 << LOGIT_BITS)
+    bits = _BITS_PER_NAT * (1 << LOGIT_BITS)
     b_out = np.zeros(len(W_out)) if out[1] is None else out[1]
     return IntegerModel(
         cell=recipe.cell,
@@ -110,7 +111,7 @@ def _assemble(
         R_out=_multiplier(s_out * bits),
         b_out=_whole(b_out * bits, np.int32),
         h_mean=np.zeros(W_out.shape[1], dtype=np.int16),
-        rate=np.zeros(1, dtype=np.int32),
+        rate=np.array([0, 0, 1], dtype=np.int32),
         parent=parent,
     )
 
@@ -190,10 +191,11 @@ class _Watched(Network):
         n, first, second = self._count, self._first.tolist(), self._second.tolist()
         mean = np.array([(2 * s + n) // (2 * n) for s in first], dtype=np.int16)
         spread = sum(n * s2 - s1 * s1 for s1, s2 in zip(first, second, strict=True))
-        if spread == 0:
-            return mean, np.zeros(1, dtype=np.int32)
-        rate = _HASTE * math.log2(math.e) * 2.0**RATE_BITS * (n * n << (2 * ACT_BITS)) / spread
-        return mean, np.array([min(MOST_RATE, round(rate))], dtype=np.int32)
+        first = 0
+        if spread:
+            rate = _RATE * _BITS_PER_NAT * 2.0**RATE_BITS * (n * n << (2 * ACT_BITS)) / spread
+            first = min(MOST_RATE, round(rate))
+        return mean, np.array([first, first // _LEAST, _HASTE], dtype=np.int32)
 
 
 def _watch(model: IntegerModel) -> _Watched:

@@ -1,0 +1,267 @@
+"""Archives: what goes in comes out, and what was harmed is told."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import struct
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from codec_models import golden, integer, mixed
+from mulstm.codec import archive, block
+from mulstm.codec.container import BLOCK_OVERHEAD, OVERHEAD, VERSION
+from mulstm.codec.measure import integer_bits
+from mulstm.codec.network import Network
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import CheckFailedError, DataError, RunError
+
+LETTERS = Alphabet(b" abcdefghijklmnopqrstuvwxyz")
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return Network(integer())
+
+
+def packed(content: bytes, network: Network, **how: Any) -> bytes:
+    target = io.BytesIO()
+    archive.compress(io.BytesIO(content), target, network, **{"verify": False} | how)
+    return target.getvalue()
+
+
+def unpacked(data: bytes, network: Network, **how: Any) -> bytes:
+    target = io.BytesIO()
+    archive.decompress(io.BytesIO(data), target, network, **how)
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_written_one_way_read_another(network: Network, adaptive: bool) -> None:
+    content = mixed(400)
+    data = packed(content, network, lanes=40, adaptive=adaptive)
+    other = Network(network.model, products="float32")
+    assert packed(content, other, lanes=40, adaptive=adaptive, coder="python") == data
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert unpacked(data, other, coder="python") == content
+        assert packed(content, network, lanes=40, adaptive=adaptive) == data
+    finally:
+        torch.set_num_threads(before)
+    assert unpacked(data, network) == content
+
+
+def test_bytes_outside_the_alphabet_go_through_the_escape() -> None:
+    network = Network(integer(LETTERS))
+    for content in (bytes(range(256)), b"\x00" * 300, mixed(2_000), b"plain text " * 40 + b"\xff"):
+        for adaptive in (False, True):
+            assert unpacked(packed(content, network, lanes=7, adaptive=adaptive), network) == content
+
+
+def test_escapes_cost_little_where_there_are_none_and_are_learnt_where_there_are_many() -> None:
+    network = Network(integer(LETTERS))
+    bits = [
+        len(block.encode(network, text, 1, False)) * 8 / 2_000 for text in (b"ab" * 1000, b"\xfe\xff" * 1000)
+    ]
+    plain = integer_bits(network, torch.tensor([LETTERS.encode(b"ab" * 1000).tolist()])) / 2_000
+    assert bits[0] < plain + 0.03
+    assert bits[1] < 8.1  # log2(229) for the byte itself, next to nothing for the escape
+
+
+def test_aliases_do_not_lose_the_difference() -> None:
+    network = Network(integer(Alphabet(b"abX", ("start", "stop"), aliases=b"ZX")))
+    assert unpacked(packed(b"XZXZab" * 20, network, lanes=4), network) == b"XZXZab" * 20
+
+
+def test_size_is_the_cross_entropy_and_the_header(network: Network) -> None:
+    content = mixed(8_000)
+    text = torch.frombuffer(bytearray(content), dtype=torch.uint8).long().view(20, 400)
+    ideal = integer_bits(network, text) / 8
+    size = len(packed(content, network, lanes=20, adaptive=False))
+    assert 0 <= size - (OVERHEAD + BLOCK_OVERHEAD) - ideal <= 0.002 * ideal + 8
+
+
+def test_adapting_pays_on_what_repeats(network: Network) -> None:
+    content = mixed(12_000)
+    still, learning = (len(packed(content, network, lanes=60, adaptive=a)) for a in (False, True))
+    assert learning < 0.6 * still
+
+
+def test_what_does_not_compress_is_stored(network: Network) -> None:
+    content = random.Random(0).randbytes(5_000)
+    for adaptive in (False, True):
+        how = {"block": 2_000, "lanes": 200, "adaptive": adaptive}
+        done = archive.compress(io.BytesIO(content), io.BytesIO(), network, **how)
+        assert done.stored == 3
+        assert done.archive == len(content) + OVERHEAD + 3 * BLOCK_OVERHEAD
+    assert unpacked(packed(content, network, block=2_000, lanes=200), network) == content
+
+
+def test_lanes_fit_the_length(network: Network) -> None:
+    assert [archive.default_lanes(n) for n in (1, 8_191, 40_000, 10**9)] == [1, 1, 4, 64]
+    for lanes in (0, 20_000):
+        with pytest.raises(DataError, match=f"{lanes}"):
+            packed(b"x", network, lanes=lanes)
+    with pytest.raises(DataError, match="0 bytes"):
+        packed(b"x", network, block=0)
+
+
+def test_reading_and_writing_go_block_by_block(network: Network) -> None:
+    """No more than a block is asked for, and it is written before the next is read: memory stays flat."""
+
+    class Source(io.RawIOBase):
+        def __init__(self) -> None:
+            self.left, self.most = 500, 0
+
+        def read(self, size: int = -1) -> bytes:
+            assert 0 < size <= 64
+            self.most = max(self.most, 500 - self.left - 48 * written())
+            give = min(size, 48, self.left)  # less than asked for, as a pipe does
+            self.left -= give
+            return b"x" * give
+
+    target = io.BytesIO()
+
+    def written() -> int:
+        return 0 if target.getbuffer().nbytes < OVERHEAD else 1
+
+    done = archive.compress(Source(), target, network, block=64, lanes=4)  # type: ignore[arg-type]
+    assert (done.content, done.blocks, done.verified) == (500, 8, True)
+    assert unpacked(target.getvalue(), network) == b"x" * 500
+
+
+def test_verifying_finds_a_decoder_that_errs(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "decode", lambda *given, **more: b"something else")
+    with pytest.raises(CheckFailedError, match="Block 0"):
+        packed(mixed(200), network, verify=True)
+
+
+def test_the_bytes_of_an_archive_are_those_of_this_version() -> None:
+    """A change here is a change of format: it needs a new version, and the old one must stay readable."""
+    network = Network(golden())
+    assert (
+        network.model.fingerprint.hex() == "9e065b2df8841c2c54579579d317a839639e6d0deb412b16b09238084155f836"
+    )
+    for adaptive, expected in (
+        (False, "3e9200a430d8badab1076941f9bfc49c"),
+        (True, "83ff4dff5db0f67cc4d2a23d0b8bafba"),
+    ):
+        data = packed(mixed(600), network, lanes=5, adaptive=adaptive)
+        assert hashlib.sha256(data).hexdigest()[:32] == expected
+
+
+# ---- harm ----
+
+
+def frames(data: bytes) -> list[int]:
+    """Where header, blocks and end begin, and the end of all."""
+    places, at = [0, 60], 60
+    while at < len(data):
+        at += 28 + struct.unpack("<I", data[at + 12 : at + 16])[0]
+        places.append(at)
+    return places
+
+
+def test_every_byte_of_an_archive_is_watched(network: Network) -> None:
+    content = mixed(90)
+    data = packed(content, network, block=50, lanes=10)
+    for place in range(len(data)):
+        harmed = bytearray(data)
+        harmed[place] ^= 1 << (place % 8)
+        with pytest.raises(CheckFailedError):
+            unpacked(bytes(harmed), network)
+
+
+def test_every_cut_and_every_addition_is_told(network: Network) -> None:
+    data = packed(mixed(90), network, block=50, lanes=10)
+    for length in range(len(data)):
+        with pytest.raises(CheckFailedError, match=r"cut short|not a \.mul"):
+            unpacked(data[:length], network)
+    with pytest.raises(CheckFailedError, match="after the end"):
+        unpacked(data + b"\0", network)
+
+
+def test_blocks_moved_or_taken_out_are_told(network: Network) -> None:
+    data = packed(mixed(150), network, block=50, lanes=10)
+    cuts = frames(data)
+    header, one, two, three, end = (data[a:b] for a, b in pairwise(cuts))
+    for order in ([two, one, three], [one, two], [one, one, two, three], []):
+        with pytest.raises(CheckFailedError):
+            unpacked(b"".join([header, *order, end]), network)
+    # Even with its number put right, a missing block shows in the seal.
+    fake = bytearray(end)
+    fake[4] = 2
+    fake[20:24] = struct.pack("<I", zlib.crc32(fake[:20]))
+    with pytest.raises(CheckFailedError, match="checksum"):
+        unpacked(header + one + two + bytes(fake), network)
+
+
+@pytest.mark.parametrize("coder", ["constriction", "python"])
+def test_a_payload_that_was_forged_with_its_checksum_does_not_crash(network: Network, coder: str) -> None:
+    if coder == "constriction":
+        pytest.importorskip(coder)
+    data = packed(mixed(200), network, lanes=20)
+    start, end = 60 + 24, frames(data)[2] - 4
+    rng = random.Random(5)
+    for _ in range(40):
+        payload = bytearray(data[start:end])
+        for _ in range(rng.randint(1, 9)):
+            payload[rng.randrange(len(payload))] = rng.randrange(256)
+        forged = data[:start] + payload + struct.pack("<I", zlib.crc32(payload)) + data[end + 4 :]
+        if forged != data:
+            with pytest.raises(CheckFailedError):
+                unpacked(forged, network, coder=coder)
+
+
+def test_versions_and_models_are_told_apart(network: Network) -> None:
+    data = packed(b"text", network)
+    newer = data[:8] + struct.pack("<H", VERSION + 1) + data[10:]
+    with pytest.raises(CheckFailedError, match=f"version {VERSION + 1}"):
+        unpacked(newer, network)
+    with pytest.raises(CheckFailedError, match=network.model.fingerprint.hex()[:16]):
+        unpacked(data, Network(integer(seed=5)))
+    with pytest.raises(CheckFailedError, match=r"not a \.mul"):
+        unpacked(b"PK\x03\x04 something else entirely", network)
+
+
+def test_files_are_there_whole_or_not_at_all(tmp_path: Path, network: Network) -> None:
+    source, packed_, out = tmp_path / "a.txt", tmp_path / "a.mul", tmp_path / "out"
+    source.write_bytes(mixed(500))
+    done = archive.compress_path(source, packed_, network, lanes=20)
+    assert (done.content, done.archive) == (500, packed_.stat().st_size)
+    assert archive.peek(packed_).length == 500  # type: ignore[union-attr]
+    packed_.write_bytes(packed_.read_bytes()[:-3])
+    out.write_bytes(b"before")
+    with pytest.raises(CheckFailedError):
+        archive.decompress_path(packed_, out, network)
+    assert out.read_bytes() == b"before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.mul", "a.txt", "out"]
+    with pytest.raises(DataError, match=r"nothing\.txt"):
+        archive.compress_path(tmp_path / "nothing.txt", packed_, network)
+    with pytest.raises(RunError, match="no-folder"):
+        archive.compress_path(source, tmp_path / "no-folder" / "x", network)
+
+
+def test_a_file_that_grows_meanwhile_is_told(network: Network) -> None:
+    with pytest.raises(CheckFailedError, match="changed meanwhile"):
+        packed(b"abc", network, length=2)
+
+
+def test_damage_is_told_before_anything_after_it_is_decoded(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytearray(packed(mixed(150), network, block=50, lanes=10))
+    data[frames(bytes(data))[2] + 40] ^= 1  # in the second block's payload
+    decoded = []
+    real = block.decode
+    monkeypatch.setattr(block, "decode", lambda *given, **more: decoded.append(1) or real(*given, **more))
+    with pytest.raises(CheckFailedError, match="block 1"):
+        unpacked(bytes(data), network)
+    assert len(decoded) == 1

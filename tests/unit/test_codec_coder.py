@@ -1,0 +1,88 @@
+"""The range coder: constriction's stream, with it and without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mulstm.codec import coder
+from mulstm.errors import BackendError, CheckFailedError, ExtraError
+
+Whole = NDArray[np.int64]
+
+
+def tables(rng: np.random.Generator, n: int, entries: int, peak: float) -> Whole:
+    p = rng.dirichlet(np.full(entries, peak), size=n)
+    free = (1 << 24) - entries
+    begins = np.zeros((n, entries + 1), dtype=np.int64)
+    begins[:, 1:] = np.floor(np.cumsum(p, axis=1) * free).astype(np.int64) + np.arange(1, entries + 1)
+    begins[:, -1] = 1 << 24
+    return begins
+
+
+@pytest.mark.parametrize("entries", [2, 28, 206, 256])
+@pytest.mark.parametrize("likely", [True, False])
+def test_both_coders_write_and_read_the_same(entries: int, likely: bool) -> None:
+    pytest.importorskip("constriction")
+    rng = np.random.default_rng(entries)
+    begins = tables(rng, 400, entries, 0.02)
+    draws = rng.integers(0, 1 << 24, 400)
+    symbols = (begins[:, 1:] <= draws[:, None]).sum(axis=1) if likely else rng.integers(0, entries, 400)
+    streams = []
+    for kind in coder.KINDS:
+        out = coder.encoder(kind)
+        for low in range(0, 400, 50):  # in pieces, as a block does
+            out.put(begins[low : low + 50], symbols[low : low + 50])
+        streams.append(out.finish())
+    assert streams[0] == streams[1]
+    for kind in coder.KINDS:
+        assert (coder.decoder(streams[0], kind).get(begins) == symbols).all()
+
+
+def test_the_last_entry_is_coded_when_it_is_the_least_likely() -> None:
+    begins = np.array([[*range(256), 1 << 24], [0, *range((1 << 24) - 255, (1 << 24) + 1)]])
+    for kind in coder.KINDS:
+        if kind == "constriction":
+            pytest.importorskip(kind)
+        out = coder.encoder(kind)
+        out.put(begins, np.array([0, 255]))
+        assert coder.decoder(out.finish(), kind).get(begins).tolist() == [0, 255]
+
+
+def test_carries_run_through_words_of_ones() -> None:
+    # The upper end of the interval stays just above a power of two for many words, then falls to one side.
+    begins = np.array([[0, (1 << 23) - 1, (1 << 23) + 1, 1 << 24]])
+    for ending in (0, 2):
+        symbols = np.array([1] * 60 + [ending] * 8)
+        out = coder.PythonEncoder()
+        out.put(begins.repeat(len(symbols), axis=0), symbols)
+        data = out.finish()
+        assert (coder.PythonDecoder(data).get(begins.repeat(len(symbols), axis=0)) == symbols).all()
+
+
+@pytest.mark.parametrize("kind", coder.KINDS)
+def test_nothing_coded_is_nothing_written(kind: str) -> None:
+    if kind == "constriction":
+        pytest.importorskip(kind)
+    assert coder.encoder(kind).finish() == b""
+
+
+def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckFailedError, match="5 bytes"):
+        coder.decoder(b"12345")
+    with pytest.raises(BackendError, match="'huffman'"):
+        coder.encoder("huffman")
+    monkeypatch.setattr(coder, "find_spec", lambda name: None)
+    with pytest.raises(ExtraError, match="pip install"):
+        coder.encoder("constriction")
+    assert isinstance(coder.encoder(), coder.PythonEncoder)
+
+
+@pytest.mark.parametrize("kind", coder.KINDS)
+def test_a_stream_that_no_encoder_writes_is_refused_or_decodes_to_something(kind: str) -> None:
+    if kind == "constriction":
+        pytest.importorskip(kind)
+    begins = np.array([[0, 1, 1 << 24]]).repeat(64, axis=0)
+    with pytest.raises(CheckFailedError):
+        coder.decoder(b"\xff" * 400, kind).get(begins)

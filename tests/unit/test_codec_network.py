@@ -1,0 +1,189 @@
+"""The integer network: exact in every way it can be run, and close to the model it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from codec_models import integer, mixed, parent
+from codec_oracle import Lane
+from codec_oracle import Matcher as TheirMatcher
+from mulstm.codec import integer as files
+from mulstm.codec import products
+from mulstm.codec.fold import lengths, outer_sum
+from mulstm.codec.matcher import Matcher
+from mulstm.codec.network import Network
+from mulstm.codec.products import KINDS, Products, planes
+from mulstm.codec.quantize import quantize
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import BackendError, CheckpointError
+
+CPU = torch.device("cpu")
+
+
+def run(network: Network, text: torch.Tensor) -> torch.Tensor:
+    """All tables of a text (B, T)."""
+    state, rows = network.start(len(text)), []
+    for x in text.T:
+        rows.append(network.shares(network.logits(network.output(state))))
+        state = network.step(x, state)
+    return torch.stack(rows, dim=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_exact_at_the_extremes(kind: str) -> None:
+    for K in (1, 7, 1900, 2100):
+        W = torch.where(torch.arange(5 * K).view(5, K) % 3 == 0, -127, 127).to(torch.int8)
+        v = torch.cat(
+            [torch.full((2, K), -16384), torch.full((1, K), 16383), torch.randint(-16384, 16384, (3, K))]
+        )
+        high, low = v >> 7, v & 127
+        right = W.long().T
+        expected = high @ right + ((low @ right) >> 7)
+        assert torch.equal(Products(CPU, kind).by_planes(W)(planes(v)).long(), expected)
+        assert torch.equal(Products(CPU, kind).once(W, planes(v)[0].T).long(), W.long() @ high.T)
+
+
+def test_planes_give_every_number_back() -> None:
+    v = torch.arange(-16384, 16384)
+    high, low = planes(v).long()
+    assert torch.equal(128 * high + low, v)
+    assert int(low.min()) == 0
+
+
+def test_a_machine_that_saturates_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = products._int8
+
+    def saturating(W: torch.Tensor) -> products.Sums:
+        return lambda v: exact(W)(v).clamp(-(1 << 20), 1 << 20)
+
+    monkeypatch.setattr(products, "_int8", saturating)
+    assert Products(CPU).kind == "float32"
+    with pytest.raises(BackendError, match="'int4'"):
+        Products(CPU, "int4")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_depend_on_nothing_but_the_lane(kind: str) -> None:
+    model = integer()
+    text = torch.from_numpy(np.frombuffer(mixed(6 * 30), dtype=np.uint8).copy()).long().view(6, 30)
+    together = run(Network(model), text)
+    for part in (text[:1], text[2:5]):
+        alone = run(Network(model, products=kind), part)
+        rows = slice(0, 1) if len(part) == 1 else slice(2, 5)
+        assert torch.equal(alone, together[rows])
+
+
+def test_tables_are_tables() -> None:
+    network = Network(integer())
+    logits = torch.randint(-40_000, 40_000, (50, 256)) * torch.randint(0, 9, (50, 1))
+    for escape in (None, torch.randint(31, (1 << 22) - 31, (50,))):
+        begins = network.shares(logits, escape)
+        assert begins[:, 0].eq(0).all()
+        assert begins[:, -1].eq(1 << 24).all()
+        assert int((begins[:, 1:] - begins[:, :-1]).min()) >= 1
+        assert begins.shape[1] == (257 if escape is None else 258)
+
+
+def test_the_integer_model_is_close_to_its_parent() -> None:
+    model = parent(hidden=40, embedding=0, weight_norm=False, scale=0.5)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    network = Network(quantize(weights, model.recipe, Alphabet.bytes(), ""))
+    text = torch.randint(0, 256, (8, 60), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        logits, _ = model(text)
+    expected = torch.softmax(logits[:, :-1].double(), dim=-1)
+    begins = run(network, text)[:, 1:]
+    found = (begins[..., 1:] - begins[..., :-1]).double() / (1 << 24)
+    divergence = (expected * (expected / found).log2()).sum(dim=-1)
+    assert expected.max() > 0.1
+    assert float(divergence.mean()) < 2e-3
+
+
+def test_quantizing_does_not_depend_on_how_sums_are_made() -> None:
+    model = parent(hidden=12)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    one = quantize(weights, model.recipe, Alphabet.bytes(), "a")
+    again = {name: np.asfortranarray(array.astype(np.float64)) for name, array in weights.items()}
+    assert quantize(again, model.recipe, Alphabet.bytes(), "b").fingerprint == one.fingerprint
+
+
+def test_sums_go_from_left_to_right() -> None:
+    rng = np.random.default_rng(0)
+    x, W = rng.normal(size=(3, 50)), rng.normal(size=(40_000, 50))
+    expected = np.zeros((3, 40_000))
+    for e in range(50):
+        expected += x[:, e : e + 1] * W[:, e]
+    assert np.array_equal(outer_sum(x, W), expected)
+    assert lengths(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist() == [5.0, 1.0]
+
+
+def test_the_matcher_counts_as_the_oracle_does() -> None:
+    """Long enough for counts to be halved and slots to be fought for."""
+    rng = np.random.default_rng(1)
+    B, T, N = 12, 260, 6
+    text = rng.integers(0, N, (T, B)) // 2 * (np.arange(T)[:, None] % 7 < 5)
+    ours = Matcher(B, B * T, torch.tensor([*range(N - 1), *[-1] * (256 - N + 1)]))
+    theirs, lanes = TheirMatcher(B, T), [Lane({"facts": {"hidden": 1, "layers": 1}}) for _ in range(B)]
+    theirs.seen = [[16_300] * 48 for _ in range(16)]
+    ours._seen.fill_(16_300)
+    symbol_of = {k: k for k in range(N - 1)}
+    for t in range(T):
+        cuts = np.sort(rng.choice(1 << 23, (B, N - 1), replace=False), axis=1) + np.arange(1, N)
+        tables = np.concatenate([np.zeros((B, 1), int), cuts, np.full((B, 1), 1 << 24)], axis=1)
+        mine = ours.refine(torch.from_numpy(tables))
+        yours = [
+            theirs.change(lane, row.tolist(), symbol_of) for lane, row in zip(lanes, tables, strict=True)
+        ]
+        assert mine.tolist() == [v for v, _ in yours]
+        ours.learn(torch.from_numpy(text[t].astype(np.uint8)))
+        theirs.afterwards(t, lanes, text[t].tolist(), [context for _, context in yours])
+    assert ours._seen.view(16, 48).tolist() == theirs.seen
+    assert min(map(min, theirs.seen)) < 16_300
+
+
+@pytest.mark.parametrize(
+    ("wiring", "word"), [({"cell": "tensor-rnn"}, "tensor-rnn"), ({"cell": "milstm", "layers": 2}, "milstm")]
+)
+def test_cells_without_integer_arithmetic_are_refused(wiring: dict[str, object], word: str) -> None:
+    with pytest.raises(BackendError, match=word):
+        integer(Alphabet(b"ab"), hidden=3, **wiring)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    model = parent(hidden=4)
+    weights = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    weights["W_out"][0, 0] = np.nan
+    with pytest.raises(BackendError, match="W_out"):
+        quantize(weights, model.recipe, Alphabet.bytes(), "")
+
+
+def test_a_model_file_comes_back(tmp_path: Path) -> None:
+    model = integer(layers=2)
+    files.save(tmp_path / "m", model, {"note": 1})
+    found, more = files.load(tmp_path / "m")
+    assert (found.fingerprint, found.parent, more) == (model.fingerprint, model.parent, {"note": 1})
+    assert files.is_one(tmp_path / "m")
+    one = (tmp_path / "m").read_bytes()
+    files.save(tmp_path / "m", model, {"note": 1})
+    assert (tmp_path / "m").read_bytes() == one
+
+
+def test_a_model_file_that_was_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    files.save(path, integer())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="fingerprint"):
+        files.load(path)
+    path.write_bytes(whole.replace(b'\\"arithmetic\\": 1', b'\\"arithmetic\\": 2'))
+    with pytest.raises(CheckpointError, match="arithmetic 2"):
+        files.load(path)
+    path.write_bytes(whole.replace(b'\\"hidden\\": 12', b'\\"hidden\\": 13'))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        files.load(path)
+    path.write_bytes(b"no model")
+    assert not files.is_one(path)
