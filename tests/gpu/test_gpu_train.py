@@ -1,0 +1,58 @@
+"""Training on a GPU: a run can stop and go on, its model is read on a CPU, and a wrong loss ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mulstm import checkpoint, job, parallel, train, update
+from mulstm.evaluate import evaluate
+from mulstm.recipe import Recipe
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+Tiny = Callable[..., Recipe]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_stops_goes_on_and_is_read_on_a_cpu(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    recipe = tiny("model.hidden=32", "train.updates=60", "evaluate.every=30", f"train.precision={precision}")
+    whole, _ = train.train(recipe, runs_dir=tmp_path / "whole", device="cuda", quiet=True)
+    real, calls = update.GraphedUpdate.step, [0]
+
+    def step(self: update.GraphedUpdate) -> None:
+        calls[0] += 1
+        if calls[0] == 33:
+            os.kill(os.getpid(), signal.SIGINT)
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(update.GraphedUpdate, "step", step)
+        with pytest.raises(train.RunInterruptedError):
+            train.train(recipe, runs_dir=tmp_path / "broken", device="cuda", quiet=True)
+    again, folder = train.train(
+        recipe, runs_dir=tmp_path / "broken", device="cuda", quiet=True, resume_from="auto"
+    )
+    assert again["updates"] == 60
+    assert again["test_bits_per_char"] == pytest.approx(whole["test_bits_per_char"], rel=1e-3)
+    model = checkpoint.load(folder / "last.safetensors").model
+    assert model.W_out.device.type == "cpu"
+    split = job.load_corpus(recipe, parallel.Share(), None).split("test")
+    assert evaluate(model, split, 5).bits_per_char == pytest.approx(again["test_bits_per_char"], rel=5e-3)
+
+
+def test_a_loss_that_is_no_number(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(train.RunError, match="no longer a number"):
+        train.train(
+            tiny("optimiser.rate=1e38", "train.updates=60"), runs_dir=tmp_path, device="cuda", quiet=True
+        )
