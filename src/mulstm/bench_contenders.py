@@ -72,7 +72,8 @@ def shapes(H: int, inputs: int) -> dict[str, tuple[int, ...]]:
 
 def drawn(shape: tuple[int, ...]) -> Tensor:
     """A random parameter whose numbers are bf16's, so that nobody loses by the cast."""
-    return (torch.randn(shape, device="cuda") * shape[-1] ** -0.5).bfloat16().float()
+    scaled: Tensor = torch.randn(shape, device="cuda") * shape[-1] ** -0.5
+    return scaled.bfloat16().float()
 
 
 class OurLayer:
@@ -112,10 +113,11 @@ class OurLayer:
         x = self.x.detach()[:, :E_].double().view(self.T, self.B, E_).requires_grad_()
         zero = State(*(torch.zeros(self.B, H, dtype=torch.float64, device="cuda") for _ in range(2)))
         h, _ = reference.recurrence(x @ p["W_mx"].T, x @ p["W_zx"].T + p["b_z"], p["W_mh"], p["W_zm"], zero)
-        h.backward(self.dh[..., :H].double())
-        pairs = [(self.h[..., :H], h), (self.x.grad[:, :E_].reshape(x.shape), x.grad)]  # type: ignore[index]
-        pairs += [(self.p[name].grad, p[name].grad) for name in p]  # type: ignore[list-item]
-        return max(rms(a, b) for a, b in pairs)
+        h.backward(self.dh[..., :H].double())  # type: ignore[no-untyped-call]
+        assert self.x.grad is not None
+        pairs = [(self.h[..., :H], h), (self.x.grad[:, :E_].reshape(x.shape), x.grad)]
+        pairs += [(self.p[name].grad, p[name].grad) for name in p]
+        return max(rms(a, b) for a, b in pairs if a is not None and b is not None)
 
 
 class ModuleLayer:

@@ -20,6 +20,7 @@ from mulstm import recipe as recipes
 from mulstm.errors import RunError
 from mulstm.evaluate import Evaluation, evaluate
 from mulstm.job import Job
+from mulstm.nn import packed
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordChunk
 
@@ -122,6 +123,11 @@ def look(job: Job) -> None:
     job.share.sum([totals])
     nats, norms = (value / job.share.count for value in totals.tolist())
     totals.zero_()
+    if packed.has_failed(totals.device):
+        raise RunError(
+            f"A kernel of update {progress.update:,} waited in vain for its neighbours on {job.hardware}. "
+            "Resume the run with train.backend=fused."
+        )
     if not math.isfinite(nats + norms):
         what = "gradient" if math.isfinite(nats) else "loss"
         raise _diverged(job, f"The {what} is")

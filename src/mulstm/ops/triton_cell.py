@@ -1,12 +1,14 @@
 """The cell's arithmetic as Triton functions, and the order of z's columns: what all kernels share."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-# Packed order: z's columns come in groups of 4 x GATE_BLOCK, one block of each gate for the same units, so that
-# one tile of a product holds all four gates of its units. A group's gates follow ops.reference.GATES.
+# Packed order: z's columns come in groups of 4 x GATE_BLOCK, one block of each gate for the same units, so
+# that one tile of a product holds all four gates of its units. A group's gates follow ops.reference.GATES.
 GATE_BLOCK = 16
 GROUP: tl.constexpr = tl.constexpr(GATE_BLOCK)
 
@@ -30,7 +32,9 @@ def tanh(x):
 def quick_tanh(x):
     """One instruction, to 2^-11 of the result: for values that are rounded to bf16, never for slopes."""
     if NATIVE:
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
     return tanh(x)
 
 
@@ -61,7 +65,7 @@ def split_gates(z, BM: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def join_gates(h_hat, i, o, f, BM: tl.constexpr, BN: tl.constexpr):
     """The inverse of split_gates."""
-    z = tl.join(tl.join(h_hat, o), tl.join(i, f))  # (BM, BN / 4, 2, 2): the last index is the low bit of the gate
+    z = tl.join(tl.join(h_hat, o), tl.join(i, f))  # (BM, BN / 4, 2, 2): the last index is the gate's low bit
     z = tl.permute(tl.reshape(z, [BM, BN // (4 * GROUP), GROUP, 4]), [0, 1, 3, 2])
     return tl.reshape(z, [BM, BN])
 

@@ -154,7 +154,7 @@ class LayerFunction(torch.autograd.Function):
     """(T, B, HP) h, and the last h and c, from the input's rows and the layer's parameters."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         spec: Spec,
         names: tuple[str, ...],
@@ -217,7 +217,9 @@ def _column_sums(x: Tensor) -> Tensor:
 
 def _interaction(p: Parameters, w: Packed, g: Gradients, wx: Tensor, d: Parameters, spec: Spec) -> Tensor:
     """MI-LSTM: the gradient of the bare product, and those of alpha and the betas."""
-    assert g.dpx is not None and w.alpha is not None and w.beta_2 is not None
+    assert g.dpx is not None
+    assert w.alpha is not None
+    assert w.beta_2 is not None
     dpx, dzx = g.dpx.flatten(0, 1), g.dz.flatten(0, 1)
     for name, sums in (
         ("alpha", _column_sums(dpx * wx)),

@@ -1,5 +1,7 @@
 """The two ends of the model on a GPU: symbols to input rows, h to losses, with their backwards."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +16,6 @@ from mulstm.ops.triton_pack import pack_rows, unpack_rows
 from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import product_fp32
 
-
 R = 8  # rows of a program
 
 
@@ -23,7 +24,7 @@ def _embed(
     x, table, mask, out, rows, B, E, EP,
     HAS_TABLE: tl.constexpr, HAS_MASK: tl.constexpr, R: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """R rows of the input: the (masked) embedding of a symbol or its one-hot vector, then ones, then zeros."""
+    """R rows of the input: a symbol's (masked) embedding or its one-hot vector, then ones, then zeros."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     k = tl.arange(0, BE)[None, :]
     inside = (row < rows) & (k < E)
@@ -54,9 +55,7 @@ class EmbedFunction(torch.autograd.Function):
     """The input's rows (T * B, EP) from symbols (T, B); without a table one-hot."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, table: Tensor | None, mask: Tensor | None, N: int
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, table: Tensor | None, mask: Tensor | None, N: int) -> Tensor:
         T, B = x.shape
         E = N if table is None else table.shape[1]
         out = torch.empty(T * B, wide(E), dtype=torch.bfloat16, device=x.device)
@@ -96,7 +95,8 @@ def _losses(
     row = tl.program_id(0) * R + tl.arange(0, R)
     n = tl.arange(0, BN)
     real = row < rows
-    s = tl.load(logits + row[:, None] * NP + n[None, :], mask=real[:, None] & (n < N)[None, :], other=float("-inf"))
+    inside = real[:, None] & (n < N)[None, :]
+    s = tl.load(logits + row[:, None] * NP + n[None, :], mask=inside, other=float("-inf"))
     if HAS_BIAS:
         s += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
     top = tl.max(s, axis=1)
@@ -116,7 +116,8 @@ def _logit_gradients(
     row = tl.program_id(0) * R + tl.arange(0, R)
     n = tl.arange(0, BN)
     real = row < rows
-    s = tl.load(logits + row[:, None] * NP + n[None, :], mask=real[:, None] & (n < N)[None, :], other=float("-inf"))
+    inside = real[:, None] & (n < N)[None, :]
+    s = tl.load(logits + row[:, None] * NP + n[None, :], mask=inside, other=float("-inf"))
     if HAS_BIAS:
         s += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
     p = tl.exp(s - tl.load(lse + row, mask=real, other=0.0)[:, None])
@@ -164,9 +165,7 @@ class LossFunction(torch.autograd.Function):
     """The mean nats of targets y (T, B) >= 0 under h of the layers that the output reads."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, y: Tensor, H: int, W_out: Tensor, b_out: Tensor | None, *hs: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, y: Tensor, H: int, W_out: Tensor, b_out: Tensor | None, *hs: Tensor) -> Tensor:
         packed = pack_output(W_out, H)
         logits = logits_of(list(hs), packed)
         losses, lse = losses_of(logits, b_out, y, W_out.shape[0])

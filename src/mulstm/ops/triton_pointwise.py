@@ -1,5 +1,7 @@
 """The pointwise halves of a step, for products that cuBLAS makes: m, gates, and both backwards."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
 import triton
@@ -17,9 +19,7 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def m_forward(
-    a, mx, m, stride_mx, B, H, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr
-):
+def m_forward(a, mx, m, stride_mx, B, H, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr):
     """m = mx * a."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
     u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
@@ -41,8 +41,8 @@ def gates_forward(
 ):  # fmt: skip
     """From the recurrent product to c and h; keeps z (and MI-LSTM's r) for the backward.
 
-    z is read and written as a whole tile and split in registers: gate by gate each access would touch four times
-    as many lines.
+    z is read and written as a whole tile and split in registers: gate by gate each access would touch four
+    times as many lines.
     """
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
     first = tl.program_id(1) * BU
@@ -83,8 +83,8 @@ def gates_backward(
     dc,  # (B, H) fp32, replaced
     dz, dr, dpx, db_h,  # db_h: (B, H) fp32, added to
     stride_dz, stride_px, B, H,
-    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, SPLIT: tl.constexpr,
-    BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr,
+    SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dz of a step from the gradient of its h and c."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]

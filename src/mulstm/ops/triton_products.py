@@ -6,6 +6,8 @@ for that one. It lets the next one start only after its own wait, so that a kern
 whatever was written two kernels ago or earlier.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
 import triton
@@ -57,9 +59,9 @@ def gates_product(
 ):  # fmt: skip
     """z = zx + W_zm m, then c and h; m starts at `row` of its descriptor. Packed order throughout.
 
-    A tile is BN + MORE columns wide, two descriptors of the same matrix: no power of two may fit the chip as well
-    as a sum of two. EARLY says that another kernel ran since c_prev was written, so that it can be read before
-    the wait.
+    A tile is BN + MORE columns wide, two descriptors of the same matrix: no power of two may fit the chip as
+    well as a sum of two. EARLY says that another kernel ran since c_prev was written, so that it can be read
+    before the wait.
     """
     tile = tl.program_id(0) * BM
     col = tl.program_id(1) * (BN + MORE)

@@ -1,4 +1,4 @@
-"""The backend "triton": the recurrence on a GPU in bf16, for tensors of any width and in the paper's order."""
+"""The backend "triton": the recurrence on a GPU in bf16, for any width and in the paper's order."""
 
 from __future__ import annotations
 
@@ -78,10 +78,11 @@ def _pad(x: Any, HP: int) -> Any:
 def _columns(z: Tensor, k: int, H: int) -> Tensor:
     """z's last axis, k blocks of H, padded and in packed order."""
     HP = padded(H)
-    z = torch.nn.functional.pad(z.unflatten(-1, (k, H)), (0, HP - H))
+    z = torch.nn.functional.pad(z.reshape(*z.shape[:-1], k, H), (0, HP - H))
     if k == 1:
         return z.flatten(-2).contiguous()
-    return z.unflatten(-1, (HP // GATE_BLOCK, GATE_BLOCK)).transpose(-3, -2).flatten(-3).contiguous()
+    blocks = z.reshape(*z.shape[:-1], HP // GATE_BLOCK, GATE_BLOCK)
+    return blocks.transpose(-3, -2).flatten(-3).contiguous()
 
 
 @torch.library.custom_op("mulstm::triton_forward", mutates_args=())

@@ -1,8 +1,10 @@
-"""One symbol after another on a GPU: four kernels a symbol, many symbols a graph, at the speed of reading weights.
+"""One symbol after another on a GPU: four kernels a symbol, many symbols a graph.
 
 Each kernel asks for its weights before it waits for the kernel before it, so that memory never idles.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
 from typing import Any
@@ -20,7 +22,10 @@ UNITS = {"standard": 0, "initial": 1, "initial-text": 2}
 
 
 @triton.jit
-def _m(W_mh, table, symbols, h, m, H, WIDTH, S: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):
+def _m(
+    W_mh, table, symbols, h, m, H, WIDTH,
+    S: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """m = mx * (W_mh h), R rows a program; the table's row of a symbol begins with its mx."""
     row = tl.program_id(0) * R + tl.arange(0, R)
     k = tl.arange(0, BK)
@@ -35,13 +40,15 @@ def _m(W_mh, table, symbols, h, m, H, WIDTH, S: tl.constexpr, R: tl.constexpr, B
 
 @triton.jit
 def _row_block(W_zm, n, k, H):
-    return tl.load(W_zm + n[:, None] * H + k[None, :], mask=(n < 4 * H)[:, None] & (k < H)[None, :], other=0.0)
+    inside = (n < 4 * H)[:, None] & (k < H)[None, :]
+    return tl.load(W_zm + n[:, None] * H + k[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def _gates(
     W_zm, table, symbols, m, b_h, c, h, H, WIDTH, OFFSET,
-    UNIT: tl.constexpr, HAS_B: tl.constexpr, S: tl.constexpr, U: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    UNIT: tl.constexpr, HAS_B: tl.constexpr, S: tl.constexpr, U: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """c and h of U units a program."""
     u = tl.program_id(0) * U + tl.arange(0, U)
@@ -65,7 +72,11 @@ def _gates(
 
 
 @triton.jit
-def _logits(W_out, b_out, h, logits, N, H, S: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):
+def _logits(
+    W_out, b_out, h, logits, N, H,
+    S: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """R rows a program."""
     row = tl.program_id(0) * R + tl.arange(0, R)
     k = tl.arange(0, BK)
     W = tl.load(W_out + row[:, None] * H + k[None, :], mask=(row < N)[:, None] & (k < H)[None, :], other=0.0)
@@ -77,7 +88,10 @@ def _logits(W_out, b_out, h, logits, N, H, S: tl.constexpr, R: tl.constexpr, BK:
 
 
 @triton.jit
-def _draw(logits, dice, temperature, symbols, drawn, N, GREEDY: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr):
+def _draw(
+    logits, dice, temperature, symbols, drawn, N,
+    GREEDY: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One stream a program: inverts the cumulative distribution at its die."""
     s = tl.program_id(0)
     n = tl.arange(0, BN)
@@ -138,7 +152,7 @@ class Sampler:
         self.temperature.fill_(temperature or 1.0)
 
     def run(self, dice: Tensor) -> Tensor:
-        """The next `steps` symbols of each stream, (steps, streams), drawn at dice of that shape in [0, 1)."""
+        """The next symbols of each stream, (steps, streams), drawn at dice of that shape in [0, 1)."""
         self.dice.copy_(dice)
         if self.graph is None:
             state = [kept.clone() for kept in (self.h, self.c, self.symbols)]
@@ -174,7 +188,9 @@ class Sampler:
             W_zm, table, self.symbols, operand, b_h, self.c, self.h, H, width, width - 4 * H,
             UNIT=UNITS[self.unit], HAS_B=b_h is not None, U=2, num_warps=8, **options,
         )  # fmt: skip
-        _logits[(triton.cdiv(N, 2),)](W_out, self.b_out, self.h, self.logits, N, H, R=2, num_warps=4, **options)
+        _logits[(triton.cdiv(N, 2),)](
+            W_out, self.b_out, self.h, self.logits, N, H, R=2, num_warps=4, **options
+        )
         _draw[(S,)](
             self.logits, self.dice[step], self.temperature, self.symbols, self.drawn[step], N,
             GREEDY=self.greedy, BN=triton.next_power_of_2(N), PDL=self.pdl, launch_pdl=self.pdl, num_warps=4,

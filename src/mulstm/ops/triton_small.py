@@ -1,11 +1,13 @@
 """Small layers: one launch for a whole chunk, the weights resident on chip, lanes in independent groups.
 
-A group of CTAs owns some lanes for the whole chunk; a CTA of it owns UNITS units and keeps their rows of W_mh
-and W_zm in shared memory. Forward, the group exchanges h and m. Backward, dz is four times as wide, so each CTA
-multiplies its own dz by its own rows of W_zm and the group exchanges partial sums, which are added in the CTAs'
-order; then it exchanges da. Two meetings a step either way. Groups never wait for each other.
+A group of CTAs owns some lanes for the whole chunk; a CTA of it owns UNITS units and keeps their rows of
+W_mh and W_zm in shared memory. Forward, the group exchanges h and m. Backward, dz is four times as wide, so
+each CTA multiplies its own dz by its own rows of W_zm and the group exchanges partial sums, which are added
+in the CTAs' order; then it exchanges da. Two meetings a step either way. Groups never wait for each other.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
 from typing import Any
@@ -35,7 +37,7 @@ def look(counter):
 
 @triton.jit
 def meet(counter, target, failed, patience):
-    """Waits until the whole group has come here `target` times in all; returns the patience left, 0 after a hang."""
+    """Waits until the group has come here `target` times; returns the patience left, 0 after a hang."""
     tl.debug_barrier()
     seen = tl.atomic_add(counter, 1, sem="acq_rel") + 1
     spins = 0
@@ -214,7 +216,8 @@ def small_backward(
             d_t = tl.load(dh + step - B * H + at, mask=inside, other=0.0)
             old = tl.load(c + step - B * H + at, mask=inside, other=0.0)
         if HAS_M:
-            x_t = tl.load(mx + t * B * stride_mx + lane[None, :] * stride_mx + unit[:, None], mask=inside, other=0.0)
+            at_mx = lane[None, :] * stride_mx + unit[:, None]
+            x_t = tl.load(mx + t * B * stride_mx + at_mx, mask=inside, other=0.0)
             a_t = tl.load(a + step + at, mask=inside, other=0.0)
         meetings += 1
         patience = meet(counters + group, meetings * PARTS, failed, patience)
@@ -246,7 +249,9 @@ def groups_of(H: int, B: int, processors: int) -> int:
     return 0
 
 
-def launch(H: int, B: int, lanes: int, device: torch.device) -> tuple[tuple[int], Tensor, Tensor, dict[str, Any]]:
+def launch(
+    H: int, B: int, lanes: int, device: torch.device
+) -> tuple[tuple[int], Tensor, Tensor, dict[str, Any]]:
     """Grid, counters (zeroed in the graph, too), the flag of a failed meeting, options."""
     parts, groups = H // UNITS, triton.cdiv(B, lanes)
     counters = torch.zeros(groups, dtype=torch.int32, device=device)
@@ -263,6 +268,11 @@ def launch(H: int, B: int, lanes: int, device: torch.device) -> tuple[tuple[int]
 
 
 _FAILED: dict[torch.device, Tensor] = {}
+
+
+def failed(device: torch.device) -> bool:
+    """Whether a group has ever waited in vain there; asking makes the host wait for the device."""
+    return device in _FAILED and bool(_FAILED[device])
 
 
 def failed_flag(device: torch.device) -> Tensor:

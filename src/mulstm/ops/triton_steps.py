@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,14 +14,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from mulstm.ops import triton_pointwise as pointwise
 from mulstm.ops import triton_products as products
 from mulstm.ops import triton_small as small
-from mulstm.ops.triton_plan import Plan, Tile, plan_of
+from mulstm.ops.triton_plan import PLAIN, Plan, Tile, plan_of
 
 UNITS = {"standard": 0, "initial": 1, "initial-text": 2, "tanh": 3}
 ROWS, COLUMNS, WARPS = 4, 256, 4  # a pointwise kernel's tile
 
 
 class Chunk(NamedTuple):
-    """What the recurrence is given, H padded and z in packed order; mx and zx may be views with row strides."""
+    """What the recurrence is given, H padded and z in packed order; mx and zx may be strided views."""
 
     mx: Tensor | None  # (T, B, H)
     zx: Tensor  # (T, B, 4H)
@@ -70,9 +71,48 @@ def plan_for(chunk: Chunk) -> Plan:
     if chunk.px is None and chunk.b_h is None and chunk.unit != "tanh":
         processors = torch.cuda.get_device_properties(chunk.zx.device).multi_processor_count
         lanes = small.groups_of(H, B, processors)
-        if lanes:
+        if lanes and _small_works(chunk, lanes):
             return Plan(lanes=lanes)
     return plan_of(H, B)
+
+
+_WORKS: dict[tuple[Any, ...], bool] = {}
+
+
+def _small_works(chunk: Chunk, lanes: int) -> bool:
+    """Whether the whole-chunk kernel agrees with the step kernels here: tried once for each shape."""
+    key = (chunk.zx.device, *chunk.h_0.shape, lanes, chunk.mx is None, chunk.mask is None, chunk.unit)
+    if key not in _WORKS:
+        if torch.cuda.is_current_stream_capturing():  # a trial reads results back, which a capture forbids
+            return False
+        _WORKS[key] = agree(chunk, Plan(lanes=lanes), PLAIN)
+        if not _WORKS[key]:
+            warnings.warn("The whole-chunk kernel failed its self-test and is not used.", stacklevel=2)
+    return _WORKS[key]
+
+
+def agree(like: Chunk, one: Plan, other: Plan) -> bool:
+    """Whether two plans give the same on three steps of random numbers, shaped like a chunk's."""
+    dice = torch.Generator(like.zx.device).manual_seed(1)
+
+    def drawn(x: Tensor | None, scale: float = 1.0, steps: int = 0) -> Any:
+        if x is None:
+            return None
+        shape = (steps, *x.shape[1:]) if steps else x.shape
+        return (torch.randn(shape, generator=dice, device=x.device) * scale).to(x.dtype)
+
+    H = like.h_0.shape[1]
+    chunk = Chunk(
+        drawn(like.mx, steps=3), drawn(like.zx, steps=3), None, drawn(like.W_mh, H**-0.5),
+        drawn(like.W_zm, H**-0.5), drawn(like.h_0), drawn(like.c_0), drawn(like.mask), None, like.unit,
+    )  # fmt: skip
+    dh = drawn(chunk.zx[..., :H].contiguous())
+    results = []
+    for plan in (one, other):
+        saved = forward(chunk, plan, save=True)
+        results.append((saved.h.float(), backward(chunk, saved, dh, None, None, plan).dx.float()))
+    apart = [(a - b).norm() / b.norm() for a, b in zip(*results, strict=True)]
+    return not small.failed(like.zx.device) and all(float(x) < 0.02 for x in apart)
 
 
 def _rows(x: Tensor, tile: tuple[int, int]) -> TensorDescriptor:
@@ -111,7 +151,7 @@ class _Pointwise:
 
 def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     """h of all steps, and what the backward wants where it is to be saved."""
-    mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit = chunk
+    mx, zx, px, W_mh, W_zm, h_0, c_0, mask, _, unit = chunk
     (T, B, width), H = zx.shape, h_0.shape[1]
     places = T + 1 if save else 2
     kept = T if save else 1
@@ -157,7 +197,8 @@ def _forward_step(chunk: Chunk, saved: Saved, plan: Plan, save: bool) -> Callabl
 def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
     """A function of t that makes a_t and m_t."""
     mx, W_mh = chunk.mx, chunk.W_mh
-    assert mx is not None and W_mh is not None
+    assert mx is not None
+    assert W_mh is not None
     h, a, m = saved.h, saved.a, saved.m
     _, B, H = h.shape
     kept = a.shape[0]
@@ -167,9 +208,7 @@ def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
         def plain(t: int, pdl: bool) -> None:
             k = t % kept
             torch.mm(h[t], W_mh.t(), out=a[k])
-            pointwise.m_forward[work.grid](
-                a[k], mx[t], m[k], mx.stride(1), B, H, **work.options(pdl)
-            )
+            pointwise.m_forward[work.grid](a[k], mx[t], m[k], mx.stride(1), B, H, **work.options(pdl))
 
         return plain
     h_rows, W = _rows(h, (tile.BM, tile.BK)), _matrix(W_mh, (tile.BN, tile.BK))
@@ -214,8 +253,10 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> An
     def fused(t: int, pdl: bool) -> None:
         row = (t % operand.shape[0]) * B
         products.gates_product[grid](
-            rows, W, more, zx[t], c[t % places], mask, b_h, z[t] if save else z, c[(t + 1) % places], h[t + 1],
-            row, zx.stride(1), B, H, EARLY=mx is not None, MORE=tile.more, **flags, **_options(tile, pdl),
+            rows, W, more, zx[t], c[t % places], mask, b_h,
+            z[t] if save else z, c[(t + 1) % places], h[t + 1],
+            row, zx.stride(1), B, H,
+            EARLY=mx is not None, MORE=tile.more, **flags, **_options(tile, pdl),
         )  # fmt: skip
 
     return fused
@@ -259,7 +300,7 @@ def _backward_step(
     chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor, out: Gradients, plan: Plan
 ) -> Callable[[int], None]:
     """A function of t that goes from dh_t and dc_t to those of the step before; the last gives dh_0."""
-    mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit = chunk
+    mx, _, px, W_mh, W_zm, h_0, _, mask, b_h, unit = chunk
     _, c, z, a, _, r = saved
     B, H = h_0.shape
     _, dmx, dz, dr, da, dpx, dh_0, dc, db_h = out
@@ -308,9 +349,7 @@ def _partial(x: Tensor, W: Tensor, tile: Tile | None, bf16: bool) -> Any:
     grid = (triton.cdiv(B, tile.BM), triton.cdiv(N, tile.BN), tile.split)
 
     def split(t: int, pdl: bool) -> tuple[Tensor, int]:
-        products.sum_product[grid](
-            rows, matrix, sums, t * B, B, N, K, tile.split, **_options(tile, pdl)
-        )
+        products.sum_product[grid](rows, matrix, sums, t * B, B, N, K, tile.split, **_options(tile, pdl))
         return sums, tile.split
 
     return split
