@@ -1,0 +1,107 @@
+"""compress, decompress and quantize from the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process import Call, environment
+
+from made import made_text
+
+
+@pytest.fixture
+def note(tmp_path: Path) -> Path:
+    path = tmp_path / "note.txt"
+    path.write_bytes(made_text(1_500))
+    return path
+
+
+def test_a_file_goes_there_and_back(call: Call, trained: Path, note: Path) -> None:
+    content = note.read_bytes()
+    code, out, err = call("compress", trained, note, "--lanes", 20)
+    assert code == 0
+    assert out.startswith("1,500 -> ")
+    assert "verified" in out
+    assert "integer model" in err
+    packed = note.with_name("note.txt.mul")
+    assert packed.stat().st_size < 1_500
+    note.unlink()
+    code, out, _ = call("decompress", trained, packed, "--products", "float64", "--coder", "python")
+    assert code == 0
+    assert "checksums agree" in out
+    assert note.read_bytes() == content
+
+
+def test_quantize_keeps_the_model_and_both_sides_may_use_either(
+    call: Call, trained: Path, note: Path
+) -> None:
+    made = note.with_name("m.safetensors")
+    code, out, _ = call("quantize", trained, "-o", made, "--against", note, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert abs(facts["cost_bits_per_char"]) < 0.02
+    assert facts["bytes"] == made.stat().st_size
+    code, out, _ = call("compress", made, note, "--json", "-q", "--static", "--lanes", 20)
+    assert code == 0
+    assert json.loads(out)["adaptive"] is False
+    assert call("decompress", trained, f"{note}.mul", "-o", note.with_name("out"), "-q").code == 0
+    assert note.with_name("out").read_bytes() == note.read_bytes()
+
+
+def test_damage_and_the_wrong_model_end_with_four(
+    call: Call, trained: Path, note: Path, tmp_path: Path
+) -> None:
+    assert call("compress", trained, note, "-q", "--lanes", 20).code == 0
+    packed = Path(f"{note}.mul")
+    data = bytearray(packed.read_bytes())
+    data[-30] ^= 4
+    packed.write_bytes(data)
+    code, out, err = call("decompress", trained, packed, "-o", tmp_path / "out")
+    assert (code, out) == (4, "")
+    assert "damaged in its end" in err
+    assert not (tmp_path / "out").exists()
+    code, _, err = call("decompress", trained, note, "-o", tmp_path / "out")
+    assert code == 4
+    assert "not a .mul archive" in err
+
+
+def test_usage(call: Call, trained: Path, note: Path, tmp_path: Path) -> None:
+    assert call("decompress", trained, note).code == 2  # where to?
+    assert call("compress", trained, tmp_path / "nothing").code == 3
+    assert call("compress", tmp_path / "no-model", note).code == 3
+    code, _, err = call("compress", trained, note, "--products", "magic")
+    assert code == 3
+    assert "'magic'" in err
+
+
+def test_the_others_are_compared_and_drawn(call: Call, trained: Path, note: Path, tmp_path: Path) -> None:
+    figure = tmp_path / "size.svg"
+    code, out, _ = call("compress", trained, note, "--bench", "-q", "--lanes", 50, "--figure", figure)
+    assert code == 0
+    for name in ("gzip -9", "bzip2 -9", "xz -9e", "mulstm static", "mulstm adaptive"):
+        assert name in out
+    assert figure.read_text().startswith("<?xml")
+    assert figure.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert not Path(f"{note}.mul").exists()
+    code, out, _ = call("compress", trained, note, "--bench", "-q", "--json", "--lanes", 50)
+    ours = {row["name"]: row for row in json.loads(out)["rows"]}["mulstm adaptive"]
+    assert ours["bits_per_byte_with_model"] > ours["bits_per_byte"] > 0
+
+
+def test_pipes(trained: Path, note: Path) -> None:
+    content = note.read_bytes()[:400]
+    there, back = ("compress", "--lanes=9"), ("decompress",)
+    for command, *more in (there, back):
+        content = subprocess.run(
+            [sys.executable, "-m", "mulstm", command, str(trained), "-", "-q", *more],
+            input=content,
+            capture_output=True,
+            check=True,
+            env=environment(),
+            timeout=90,
+        ).stdout
+    assert content == note.read_bytes()[:400]
