@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mulstm import runs
 from mulstm.errors import RunError
-from mulstm.report import figures, records, tables
+from mulstm.report import bench, figures, records, tables
 from mulstm.report.figures import learning_curve
 from mulstm.report.records import Record, publish
 
@@ -25,7 +25,7 @@ def write(results: Path = RESULTS, readme: Path | None = README) -> list[Path]:
         if not path.is_file() or path.read_text() != text:
             runs.write_atomic(path, text)
             changed.append(path)
-    for figure in figures.all_of(records.read(results), _surprise(results)):
+    for figure in _figures(results):
         if figure.is_stale(results):
             changed += figure.draw(results)
     return changed
@@ -38,8 +38,11 @@ def stale(results: Path = RESULTS, readme: Path | None = README) -> list[str]:
         for path, text in _texts(results, readme).items()
         if not path.is_file() or path.read_text() != text
     ]
-    all_figures = figures.all_of(records.read(results), _surprise(results))
-    return found + [str(results / f"{f.name}.svg") for f in all_figures if f.is_stale(results)]
+    return found + [str(results / f"{f.name}.svg") for f in _figures(results) if f.is_stale(results)]
+
+
+def _figures(results: Path) -> list[figures.Figure]:
+    return figures.all_of(records.read(results), _surprise(results)) + bench.figures(results)
 
 
 def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
