@@ -104,6 +104,16 @@ def test_gradients_of_the_final_state_alone(cell: str, unit: str) -> None:
         assert max(errors.values()) < 1e-13, (which, errors)
 
 
+def test_autocast_casts_nothing_inside() -> None:
+    chunk = chunks.make("mlstm", "standard").to(torch.float32)
+    right = chunks.answers(chunk, "fused")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = chunks.answers(chunk, "fused")
+        with torch.no_grad():
+            assert chunks.error(chunk.run("fused")[0], right["h"]) < 1e-6
+    assert max(chunks.errors(found, right).values()) < 1e-6
+
+
 def test_inputs_are_left_as_they_were() -> None:
     chunk = chunks.make("both", "standard").to(torch.float64)
     before = {name: x.detach().clone() for name, x in chunk.leaves().items()}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mulstm.ops import GATES, State, blocks, keep, recurrence, tensor_recurrence
+from mulstm.ops import GATES, State, affine, blocks, keep, recurrence, tensor_recurrence
 
 MULTIPLICATIVE = ("mlstm", "mrnn")
 SHUT = -1e4  # a gate's pre-activation whose sigmoid is exactly zero in every precision
@@ -256,12 +256,12 @@ def project(
 
     def product(W: Tensor, W_low: Tensor | None, bias: Tensor | None) -> Tensor:
         if x is not None:
-            y = nn.functional.linear(x, W, bias)
+            y = affine(x, W, bias)
         else:
             assert symbols is not None
             y = nn.functional.embedding(symbols, W.T)
             y = y if bias is None else y + bias
-        return y if low is None or W_low is None else y + nn.functional.linear(low, W_low)
+        return y if low is None or W_low is None else y + affine(low, W_low)
 
     mx = None if w.W_mx is None else product(w.W_mx, w.W_ml, None)
     if w.alpha is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mulstm.errors import BackendError
 from mulstm.ops import fused, reference
+from mulstm.ops.affine import affine
 from mulstm.ops.products import keep
 from mulstm.ops.reference import GATES, UNITS, State, blocks, tensor_recurrence
 
@@ -17,6 +18,7 @@ __all__ = [
     "GATES",
     "UNITS",
     "State",
+    "affine",
     "blocks",
     "chosen",
     "keep",

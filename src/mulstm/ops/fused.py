@@ -46,6 +46,10 @@ def recurrence(
     unit: str = "standard",
 ) -> tuple[Tensor, State]:
     """All h of a chunk, (T, B, H), and the state after it."""
+    kind = zx.device.type
+    if torch.is_autocast_enabled(kind):  # the caller has chosen the types; nothing in here is to be cast
+        with torch.autocast(kind, enabled=False):
+            return recurrence(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
     x = Inputs(mx, zx, W_mh, W_zm, state.h, state.c, mask, px, b_h, unit)
     if torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in x):
         h, c_T = _forward(*x)[:2]
@@ -193,9 +197,10 @@ def _gradients(ctx: Any, dh: Tensor | None, dc_T: Tensor | None, *_saved: Tensor
     mx, W_mh, W_zm, h_0, c_0, mask, px, b_h, h, *saved = ctx.saved_tensors
     dh = torch.zeros_like(h) if dh is None else dh
     dc_T = torch.zeros_like(c_0) if dc_T is None else dc_T
-    dmx, dzx, dW_mh, dW_zm, dh_0, dc_0, dpx, db_h = _backward(
-        dh, dc_T, mx, W_mh, W_zm, h_0, c_0, mask, px, b_h, ctx.unit, h, *saved
-    )
+    with torch.autocast(dh.device.type, enabled=False):
+        dmx, dzx, dW_mh, dW_zm, dh_0, dc_0, dpx, db_h = _backward(
+            dh, dc_T, mx, W_mh, W_zm, h_0, c_0, mask, px, b_h, ctx.unit, h, *saved
+        )
     if mx is None:
         dmx = dW_mh = None
     return (

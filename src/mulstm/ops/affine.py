@@ -1,0 +1,58 @@
+"""The products before the recurrence, x W^T + b for a whole chunk, into kept memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mulstm.ops import memory
+from mulstm.ops.products import PACK_FROM, product
+
+
+def affine(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+    """As torch.nn.functional.linear, x of any shape (..., E); large results on a CPU fill no fresh pages."""
+    rows = x.numel() // x.shape[-1]
+    large = rows * W.shape[0] * x.dtype.itemsize >= memory.SMALLEST
+    if not large or x.device.type != "cpu" or torch.compiler.is_compiling() or not _alike(x, W, b):
+        return torch.nn.functional.linear(x, W, b)
+    y: Tensor = _affine(x.reshape(rows, -1), W, b)
+    return y.view(*x.shape[:-1], -1)
+
+
+def _alike(x: Tensor, W: Tensor, b: Tensor | None) -> bool:
+    """Whether all are of one type, and of the one that autocast asks for."""
+    asked = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    return asked == x.dtype == W.dtype == (x.dtype if b is None else b.dtype)
+
+
+@torch.library.custom_op("mulstm::affine", mutates_args=())
+def _affine(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    y = memory.empty((x.shape[0], W.shape[0]), x.dtype, x.device)
+    return torch.mm(x, W.T, out=y) if b is None else torch.addmm(b, x, W.T, out=y)
+
+
+@_affine.register_fake
+def _(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], W.shape[0])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, W, b = inputs
+    ctx.save_for_backward(x, W)
+    ctx.biased = b is not None
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    x, W = ctx.saved_tensors
+    wants_x, wants_W, wants_b = ctx.needs_input_grad
+    dx = None
+    if wants_x:
+        # What is packed has no derivative of its own.
+        dx = dy @ W if torch.is_grad_enabled() else product(W.T, len(dy), PACK_FROM)(dy)
+    dW = dy.T @ x if wants_W else None
+    return dx, dW, dy.sum(0) if ctx.biased and wants_b else None
+
+
+_affine.register_autograd(_gradients, setup_context=_setup_context)
