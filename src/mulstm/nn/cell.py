@@ -206,7 +206,8 @@ class MultiplicativeLSTM(_Base):
         mx, zx, _ = project(w, x.to(dtype), None, None)
         assert mx is not None
         rows = [steps * lanes for steps, lanes in sizes]
-        mxs, zxs = torch.split_with_sizes(mx, rows), torch.split_with_sizes(zx, rows)
+        # One stretch is not cut: the gradients of pieces would have to be put together again.
+        mxs, zxs = ((v,) if len(rows) == 1 else torch.split_with_sizes(v, rows) for v in (mx, zx))
         numbers = range(len(sizes))
         state, done = State(*(v[: sizes[-1 if backwards else 0][1]] for v in start)), []
         hs: list[Tensor] = []
