@@ -21,8 +21,6 @@ _PICKLE = (
 
 def read_npz(path: Path) -> dict[str, AnyArray]:
     """All arrays of an archive."""
-    if path.suffix in (".pkl", ".pickle") or _starts_with_pickle(path):
-        raise CheckpointError(_PICKLE.format(path=path))
     try:
         # Opened here, because numpy leaves a file open that turns out to be no archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -57,12 +55,6 @@ def write_npz(path: Path, arrays: Mapping[str, AnyArray]) -> None:
             np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{key}.npy"), buffer.getvalue())
     write_atomic(path, whole.getvalue())
-
-
-def _starts_with_pickle(path: Path) -> bool:
-    with path.open("rb") as file:
-        start = file.read(2)
-    return len(start) == 2 and start[0] == 0x80 and start[1] <= 5
 
 
 def _not_plain(path: Path, error: ValueError) -> CheckpointError:
