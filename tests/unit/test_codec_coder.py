@@ -40,6 +40,20 @@ def test_both_coders_write_and_read_the_same(entries: int, likely: bool) -> None
         assert (coder.decoder(streams[0], kind).get(begins) == symbols).all()
 
 
+def test_both_coders_end_a_stream_alike() -> None:
+    pytest.importorskip("constriction")
+    rng = np.random.default_rng(9)
+    begins = tables(rng, 30, 3, 0.05)
+    for n in [*range(1, 31)] * 20:
+        symbols, data = rng.integers(0, 3, n), set()
+        for kind in coder.KINDS:
+            out = coder.encoder(kind)
+            out.put(begins[:n], symbols)
+            data.add(out.finish())
+        assert len(data) == 1
+        assert (coder.decoder(data.pop(), "python").get(begins[:n]) == symbols).all()
+
+
 def test_the_last_entry_is_coded_when_it_is_the_least_likely() -> None:
     begins = np.array([[*range(256), 1 << 24], [0, *range((1 << 24) - 255, (1 << 24) + 1)]])
     for kind in coder.KINDS:

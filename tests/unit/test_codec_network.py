@@ -10,10 +10,12 @@ import torch
 
 from codec_models import integer, mixed, parent
 from codec_oracle import Lane
+from codec_oracle import Learner as TheirLearner
 from codec_oracle import Matcher as TheirMatcher
 from mulstm.codec import integer as files
 from mulstm.codec import products
 from mulstm.codec.fold import lengths, outer_sum
+from mulstm.codec.learner import Learner
 from mulstm.codec.matcher import Matcher
 from mulstm.codec.network import Network
 from mulstm.codec.products import KINDS, Products, planes
@@ -35,11 +37,14 @@ def run(network: Network, text: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_exact_at_the_extremes(kind: str) -> None:
-    for K in (1, 7, 1900, 2100):
+    for K in (1, 7, 1900, 4099):
         W = torch.where(torch.arange(5 * K).view(5, K) % 3 == 0, -127, 127).to(torch.int8)
+        W[0] = 127
+        W[1] = torch.randint(60, 128, (K,))
         v = torch.cat(
             [torch.full((2, K), -16384), torch.full((1, K), 16383), torch.randint(-16384, 16384, (3, K))]
         )
+        v[4] = 16_383 - torch.randint(0, 4000, (K,))
         high, low = v >> 7, v & 127
         right = W.long().T
         expected = high @ right + ((low @ right) >> 7)
@@ -125,11 +130,14 @@ def test_the_matcher_counts_as_the_oracle_does() -> None:
     """Long enough for counts to be halved and slots to be fought for."""
     rng = np.random.default_rng(1)
     B, T, N = 12, 260, 6
-    text = rng.integers(0, N, (T, B)) // 2 * (np.arange(T)[:, None] % 7 < 5)
+    text = rng.integers(0, N, (T, B))
+    text[:, ::2] = text[:, ::2] // 2 * (np.arange(T)[:, None] % 7 < 5)
     ours = Matcher(B, B * T, torch.tensor([*range(N - 1), *[-1] * (256 - N + 1)]))
     theirs, lanes = TheirMatcher(B, T), [Lane({"facts": {"hidden": 1, "layers": 1}}) for _ in range(B)]
     theirs.seen = [[16_300] * 48 for _ in range(16)]
     ours._seen.fill_(16_300)
+    theirs.right[1] = [16_299] * 48  # surer than any place may be
+    ours._right[48:96] = 16_299
     symbol_of = {k: k for k in range(N - 1)}
     for t in range(T):
         cuts = np.sort(rng.choice(1 << 23, (B, N - 1), replace=False), axis=1) + np.arange(1, N)
@@ -143,6 +151,27 @@ def test_the_matcher_counts_as_the_oracle_does() -> None:
         theirs.afterwards(t, lanes, text[t].tolist(), [context for _, context in yours])
     assert ours._seen.view(16, 48).tolist() == theirs.seen
     assert min(map(min, theirs.seen)) < 16_300
+
+
+@pytest.mark.parametrize("lanes", [1, 9, 300])
+def test_the_learner_learns_as_the_oracle_does(lanes: int) -> None:
+    model = integer(Alphabet(b"abcdef"), hidden=7)
+    ours = Learner(Network(model), lanes)
+    theirs = TheirLearner({name: array.astype(np.int64) for name, array in model.tensors().items()}, lanes)
+    theirs.model["rate"] = np.array([1 << 19, 1 << 16, 500])
+    ours._first, ours._least, ours._haste = 1 << 19, 1 << 16, 500
+    rng = np.random.default_rng(2)
+    for _ in range(30):
+        h = rng.integers(-16383, 16384, (lanes, 7))
+        cuts = np.sort(rng.choice(1 << 23, (lanes, 5), replace=False), axis=1) + np.arange(1, 6)
+        tables = np.concatenate([np.zeros((lanes, 1), int), cuts, np.full((lanes, 1), 1 << 24)], axis=1)
+        views = [theirs.view(row) for row in h]
+        said = ours.correction(planes(torch.from_numpy(h)))
+        assert said.tolist() == [theirs.says(view).tolist() for view in views]
+        x = rng.integers(0, 7, lanes)
+        ours.learn(torch.from_numpy(tables), torch.from_numpy(x))
+        theirs.taught(views, tables.tolist(), x.tolist())
+    assert int(said.abs().max()) > 200
 
 
 @pytest.mark.parametrize(

@@ -31,15 +31,23 @@ WIRINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("wiring", WIRINGS, ids=lambda w: "-".join(map(str, w.values())) or "plain")
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_the_oracle_decodes_what_is_compressed(
-    tmp_path: Path, wiring: dict[str, Any], adaptive: bool
-) -> None:
+def test_the_oracle_decodes_archives(tmp_path: Path, wiring: dict[str, Any], adaptive: bool) -> None:
     model = integer(Alphabet(bytes(range(32, 120))), **wiring)
     files.save(tmp_path / "model", model)
     content, target = mixed(130, seed=1), io.BytesIO()
     how = {"lanes": 3, "block": 100, "adaptive": adaptive, "verify": False}
     done = archive.compress(io.BytesIO(content), target, Network(model), **how)
     assert (done.blocks, done.stored) == (2, 0)
+    theirs = codec_oracle.read_model((tmp_path / "model").read_bytes())
+    assert codec_oracle.decompress(theirs, target.getvalue()) == content
+
+
+@pytest.mark.parametrize("hidden", [1, 6])
+def test_the_oracle_decodes_a_single_lane(tmp_path: Path, hidden: int) -> None:
+    model = integer(hidden=hidden)
+    files.save(tmp_path / "model", model)
+    content, target = mixed(90), io.BytesIO()
+    assert not archive.compress(io.BytesIO(content), target, Network(model), lanes=1, verify=False).stored
     theirs = codec_oracle.read_model((tmp_path / "model").read_bytes())
     assert codec_oracle.decompress(theirs, target.getvalue()) == content
 
