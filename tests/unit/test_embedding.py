@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import foreign
 import numpy as np
 import pytest
 import torch
 
+import foreign
 from mulstm import interop
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
@@ -36,7 +36,7 @@ def made(request: pytest.FixtureRequest) -> foreign.Foreign:
 @pytest.fixture(scope="module")
 def proteins() -> list[str]:
     rng = np.random.default_rng(2)
-    return ["".join(rng.choice(list(RESIDUES), n)) for n in (5, 90, 1, 33, 33, 64, 200, 2)]
+    return ["".join(rng.choice(list(RESIDUES), n)) for n in (4, 5, 90, 1, 33, 33, 64, 200, 2)]
 
 
 def by_formula(made: foreign.Foreign, protein: str) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +70,7 @@ def test_unireps_three_vectors(made: foreign.Foreign, proteins: list[str]) -> No
 def test_company_does_not_matter(made: foreign.Foreign, proteins: list[str]) -> None:
     loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     together = embed(loaded, proteins, lanes=128)
-    for k in (0, 2, 6):
+    for k in (0, 1, 3, 7):
         alone = embed(loaded, proteins[k])
         for a, b in zip(alone, together, strict=True):
             np.testing.assert_allclose(a[0], b[k], atol=1e-6)

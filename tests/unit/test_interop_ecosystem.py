@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,6 +96,16 @@ def test_the_onnx_step(recipe: dict[str, object], tmp_path: Path, monkeypatch: p
     written = onnx.write(loaded, tmp_path / "step.onnx")
     assert written[0].exists()
     assert onnx.difference(onnx.Step(loaded.model), tmp_path / "step.onnx") < 1e-6
+    x = torch.randint(256, (3, 5))
+    with torch.no_grad():
+        expected, _ = loaded.model(x)
+    runtime = onnx.session(tmp_path / "step.onnx")
+    names = [entry.name for entry in runtime.get_inputs()]
+    states = [torch.stack([s[k] for s in loaded.model.zero_state(3)]).numpy() for k in (0, 1)]
+    for t in range(5):
+        given = dict(zip(onnx.INPUTS, [x[:, t].numpy(), *states], strict=True))
+        logits, *states = runtime.run(None, {name: given[name] for name in names})
+        np.testing.assert_allclose(logits, expected[:, t], atol=1e-5)
     with torch.no_grad():
         loaded.model.W_out.add_(0.5 * torch.randn_like(loaded.model.W_out))
     assert onnx.difference(onnx.Step(loaded.model), tmp_path / "step.onnx") > 1e-3
