@@ -137,7 +137,8 @@ def draw(found: Trace, path: Path) -> None:
 def write_page(found: Sequence[Trace], path: Path) -> None:
     """The texts coloured by the first unit's values."""
     top = max((float(np.abs(one.values[:, 0]).max()) for one in found if one.values.size), default=1.0)
-    scale = Scale(found[0].of, -max(top, 1e-6), max(top, 1e-6), diverging=True, adds=False)
+    top = float(f"{max(top, 1e-6):.1g}")
+    scale = Scale(found[0].of, -top, top, diverging=True, adds=False)
     lead = "Each character is coloured by the unit's value after it. Rest on a character for its number."
     parts = [Part(one.id, _list(one.units[:1]), one.text, one.values[:, 0]) for one in found]
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:

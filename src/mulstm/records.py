@@ -62,7 +62,8 @@ def read(
             elif kind == "lines":
                 yield from _lines(file)
             elif kind == "whole":
-                yield Record(Path(path).name, file.read())
+                # The last line's end is what ends the record, as it is for each of several lines.
+                yield Record(Path(path).name, file.read().removesuffix(b"\n"))
             elif kind == "jsonl":
                 yield from _jsonl(file, path, *fields)
             else:

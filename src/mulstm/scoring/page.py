@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,15 +12,17 @@ from mulstm.scoring import Score
 from mulstm.units import bits
 
 HIGHEST = 10.0  # bits; what is rarer than one in a thousand looks the same
+HIGHEST_RESIDUE = 8.0  # residues are never as rare as letters can be
 
 
-def surprise(title: str, scores: Iterable[Score]) -> Iterator[str]:
+def surprise(title: str, scores: Sequence[Score]) -> Iterator[str]:
     """The page, in pieces, for scores with losses."""
     lead = (
         "Each character is coloured by the bits that the model needs for it, given all that stands before "
         "it: plain where it was expected, deep where it was a surprise. Rest on a character for its number."
     )
-    yield from heat.page(title, lead, (_part(score) for score in scores), Scale("bits", 0.0, HIGHEST))
+    highest = HIGHEST_RESIDUE if scores and scores[0].protein else HIGHEST
+    yield from heat.page(title, lead, (_part(score) for score in scores), Scale("bits", 0.0, highest))
 
 
 def _part(score: Score) -> Part:
