@@ -159,5 +159,6 @@ def _text(raw: bytes, change: Any) -> bytes:
 
 
 def _nvidia(text: str) -> str:
-    plain = unicodedata.normalize("NFKD", html.unescape(_TAG.sub("", text)))
-    return _SPACE.sub(" ", plain.encode("ascii", errors="ignore").decode("ascii")).strip()
+    """In the order of the original: tags out, ASCII only, entities resolved, one space at a time."""
+    ascii_only = unicodedata.normalize("NFKD", _TAG.sub("", text)).encode("ascii", errors="ignore").decode()
+    return _SPACE.sub(" ", html.unescape(ascii_only)).strip()

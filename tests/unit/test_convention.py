@@ -1,0 +1,79 @@
+"""Each model reads texts as its own software wrote them: cleaning, start, end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mulstm.convention import ALPHABETS, Convention, protein_alphabet
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import DataError
+
+
+def text(symbols: np.ndarray) -> bytes:
+    return bytes(symbols.astype(np.uint8))
+
+
+def test_proteins() -> None:
+    convention = Convention(protein_alphabet(), "protein")
+    assert convention.read(b"MK", "p").tolist() == [24, 1, 4]
+    x, y = convention.scored(b"MK", "p")
+    assert (x.tolist(), y.tolist()) == ([24, 1, 4], [1, 4, 25])
+    assert convention.read(b"", "p").tolist() == [24]
+    assert convention.scored(b"", "p")[1].tolist() == [25]
+    assert convention.around == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "cleaned"),
+    [
+        ("openai-review", " Tom &amp; Jerry\nare <b>fun</b> ", b"Tom & Jerry are <b>fun</b>"),
+        ("openai-review", "caf\u00e9", "caf\u00e9".encode()),
+        ("nvidia-review", " Tom &amp;  Jerry\n\nare <b>fun</b> ", b"Tom & Jerry are fun"),
+        ("nvidia-review", "na\u00efve caf\u00e9 \u4e16", b"naive cafe"),
+        ("nvidia-review", "a&eacute;", "a\u00e9".encode()),
+        ("", " as it <is> &amp; ", b" as it <is> &amp; "),
+    ],
+)
+def test_cleaning(name: str, raw: str, cleaned: bytes) -> None:
+    assert Convention(Alphabet.bytes(), name).cleaned(raw.encode()) == cleaned
+
+
+def test_bytes_that_are_no_text_pass_through() -> None:
+    assert Convention(Alphabet.bytes(), "openai-review").cleaned(b"a\xff b ") == b"a\xff b"
+
+
+def test_reviews() -> None:
+    openai = Convention(Alphabet.bytes(), "openai-review")
+    assert text(openai.read(b"good", "r")) == b"\n good "
+    assert openai.around == (2, 1)
+    # NVIDIA's features are read before the closing space.
+    nvidia = Convention(ALPHABETS["padded-bytes"](), "nvidia-review")
+    assert text(nvidia.read(b"good", "r")) == b"\n good"
+    for convention in (openai, nvidia):
+        x, y = convention.scored(b"good", "r")
+        assert text(x) == b"\n good"
+        assert y.tolist() == [-1, *b"good "]
+
+
+def test_own_texts() -> None:
+    lines = Convention(Alphabet.bytes())
+    assert text(lines.read(b"abc", "r")) == b"abc"
+    x, y = lines.scored(b"abc", "r")
+    assert (text(x), text(y)) == (b"\nabc", b"abc\n")
+    spaces = Convention(Alphabet.distinct(b" abc"))
+    assert spaces.alphabet.decode(spaces.scored(b"abc", "r")[0]) == b" abc"
+    bare = Convention(Alphabet.distinct(b"abc"))
+    assert bare.alphabet.decode(bare.scored(b"abc", "r")[0]) == b"ab"
+
+
+def test_what_a_checkpoint_says() -> None:
+    assert Convention.of(Alphabet.bytes(), {}).name == ""
+    assert Convention.of(Alphabet.bytes(), {"convention": "openai-review"}).name == "openai-review"
+    with pytest.raises(DataError, match="which this version does not know"):
+        Convention.of(Alphabet.bytes(), {"convention": "telegram"})
+
+
+def test_an_empty_text_has_nothing_to_read() -> None:
+    with pytest.raises(DataError, match="Record r is empty"):
+        Convention(Alphabet.bytes()).read(b"", "r")
