@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ Symbols = npt.NDArray[np.integer]
 States = tuple[State, ...]
 
 LANES = 128
+FEWEST_LANES = 8
 LONGEST_CHUNK = 32
 # How far reading runs ahead, so that long records can start first: whichever is reached sooner.
 AHEAD_RECORDS = 4096
@@ -54,6 +56,10 @@ def pack(
     blocks = _blocks(records, ahead)
     queue = next(blocks, [])
     chunk = chunk or _fitting_chunk(queue)
+    later = next(blocks, [])
+    if not later:
+        lanes = min(lanes, _enough_lanes(queue))
+    blocks = chain([later], blocks)
     running: list[_Lane] = []
     kept: list[int] = []
     while True:
@@ -89,6 +95,13 @@ def _fitting_chunk(block: list[tuple[int, Symbols]]) -> int:
     """A record begins anywhere in a chunk, half a chunk is lost on average: about a thirtieth, or less."""
     mean = sum(len(symbols) for _, symbols in block) / max(1, len(block))
     return min(LONGEST_CHUNK, 1 << max(0, int(mean / 16).bit_length() - 1))
+
+
+def _enough_lanes(block: list[tuple[int, Symbols]]) -> int:
+    """With as many lanes all end about when the longest record does: more would only empty sooner, and a
+    step of few lanes takes as long as one of several."""
+    lengths = [len(symbols) for _, symbols in block]
+    return max(FEWEST_LANES, -(-sum(lengths) // max(lengths, default=1)))
 
 
 def _columns(running: list[_Lane], chunk: int, kept: list[int]) -> Packed:
