@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -137,13 +138,21 @@ def others() -> Iterator[Coding]:
     if find_spec("pyppmd"):
         import pyppmd
 
-        # Variant I: one-shot decompression of variant H loses bytes.
         order, memory = 16, 1 << 28
-        yield (
-            "PPMd -o16",
-            lambda data: pyppmd.compress(data, max_order=order, mem_size=memory, variant="I"),
-            lambda data: pyppmd.decompress(data, max_order=order, mem_size=memory, variant="I"),
-        )
+
+        def to(data: bytes) -> bytes:
+            coder = pyppmd.Ppmd7Encoder(order, memory)
+            return struct.pack("<Q", len(data)) + coder.encode(data) + coder.flush()
+
+        def back(data: bytes) -> bytes:
+            # Asked for a known length: without one, pyppmd 1.3 loses bytes in one variant and fails in the other.
+            (length,) = struct.unpack("<Q", data[:8])
+            coder, data, out = pyppmd.Ppmd7Decoder(order, memory), data[8:], b""
+            while len(out) < length and (piece := coder.decode(data, length - len(out))):
+                out, data = out + piece, b""
+            return out
+
+        yield "PPMd -o16", to, back
 
 
 def draw(rows: list[Row], target: Path) -> list[Path]:

@@ -24,6 +24,10 @@ MOST_E_M = 16
 MOST_RATE = 1 << 20
 ACT_BITS = 14  # h counts 2**-14
 ACT_MOST = (1 << ACT_BITS) - 1
+C_BITS = 16  # c counts 2**-16
+PX_BITS = 12  # MI-LSTM's factor counts 2**-12
+EXACT = 1 << 52  # no sum or product reaches it, so that float64 may hold all of them
+PLANES = 129  # the most that a product with planes makes of a weight
 
 Int8 = NDArray[np.int8]
 Int16 = NDArray[np.int16]
@@ -208,6 +212,11 @@ def check(model: IntegerModel) -> None:
     _expect("W_out", model.W_out, np.int8, (N, H * (L if model.skip else 1)))
     _expect("R_out", model.R_out, np.int32, (N,))
     _expect("b_out", model.b_out, np.int32, (N,))
+    if (
+        int((reach(model.W_out, model.R_out) + (np.abs(model.b_out.astype(np.int64)) << SHIFT)).max())
+        >= EXACT
+    ):
+        raise ValueError("sums of W_out go too far")
     _expect("h_mean", model.h_mean, np.int16, model.W_out.shape[1:])
     _expect("rate", model.rate, np.int32, (3,))
     first, least, haste = map(int, model.rate)
@@ -238,10 +247,33 @@ def check(model: IntegerModel) -> None:
                 raise ValueError(f"layers.{k}.{field.name} is {'missing' if value is None else 'not known'}")
             if value is not None:
                 _expect(f"layers.{k}.{field.name}", value, *wanted[field.name])
-        if layer.e_m is not None and int(layer.e_m.max()) > MOST_E_M:
-            raise ValueError(f"layers.{k}.e_m is above {MOST_E_M}")
+        _check_reach(k, layer)
     if model.cell == "milstm" and L > 1:
         raise ValueError("an MI-LSTM of several layers has no integer arithmetic")
+
+
+def reach(W: Int8, R: NDArray[Any]) -> NDArray[np.int64]:
+    """How far each row's sums can go, times what they count."""
+    far: NDArray[np.int64] = np.abs(W.astype(np.int64)).sum(axis=1) * PLANES * np.abs(R.astype(np.int64))
+    return far
+
+
+def _check_reach(k: int, layer: IntegerLayer) -> None:
+    far = reach(layer.W_zm, layer.R_zm) + (np.abs(layer.zx.astype(np.int64)).max(axis=0) << SHIFT)
+    if layer.W_zl is not None and layer.R_zl is not None:
+        far = far + reach(layer.W_zl, layer.R_zl)
+    fars = {"W_zm": far}
+    if layer.W_mh is not None and layer.mx is not None and layer.e_m is not None:
+        if int(layer.e_m.max()) > MOST_E_M:
+            raise ValueError(f"layers.{k}.e_m is above {MOST_E_M}")
+        p = np.abs(layer.mx.astype(np.int64)).max(axis=0)
+        if layer.W_ml is not None and layer.R_ml is not None:
+            p = np.full_like(p, 32767)
+            fars["W_ml"] = reach(layer.W_ml, layer.R_ml)
+        fars["W_mh"] = reach(layer.W_mh, p << layer.e_m.astype(np.int64))
+    for name, far in fars.items():
+        if int(far.max()) >= EXACT - (1 << SHIFT):
+            raise ValueError(f"sums of layers.{k}.{name} go too far")
 
 
 def _expect(name: str, array: NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> None:

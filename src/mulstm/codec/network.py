@@ -1,4 +1,9 @@
-"""The integer network at work, in whole numbers only: the same tables on every device, in any batch."""
+"""The integer network at work, in whole numbers only: the same tables on every device, in any batch.
+
+Whole numbers are held in float64, which has them all up to 2**53: `integer.check` has seen to it that no sum
+or product passes 2**52, so nothing is rounded but where a floor says so. torch adds and multiplies float64
+several times faster than int64.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mulstm.codec.integer import ACT_BITS, ACT_MOST, SHIFT, IntegerLayer, IntegerModel
+from mulstm.codec.integer import ACT_BITS, ACT_MOST, C_BITS, PX_BITS, SHIFT, IntegerLayer, IntegerModel
 from mulstm.codec.products import Products, Sums, planes
-from mulstm.codec.tables import (
-    EXP_END,
-    GATE_BITS,
-    SIGMOID_END,
-    TANH_END,
-    TOTAL_BITS,
-    Z_BITS,
-    tables,
-)
+from mulstm.codec.tables import EXP_END, GATE_BITS, SIGMOID_END, TANH_END, TOTAL_BITS, Z_BITS, tables
 
-HALF = 1 << (SHIFT - 1)
-C_BITS = 16  # c counts 2**-16
-C_MOST = (1 << 31) - 1
-PX_BITS = 12  # MI-LSTM's factor counts 2**-12
+C_MOST = float((1 << 31) - 1)
+MX_MOST = 32767.0
 ESCAPE_BITS = 22  # how likely an escape is, counting 2**-22
 RATIO_BITS = 31
 _NONE = np.zeros((0, 0), dtype=np.int8)  # what a layer does not have
@@ -36,31 +31,34 @@ class IntegerState:
     """What one layer remembers of B lanes."""
 
     h: Tensor  # (2, B, H) int8: the two planes of h
-    c: Tensor  # (B, H) int64
+    c: Tensor  # (B, H)
 
 
 class Weights:
-    """One layer's arrays on the device, tables already shifted to where they are added."""
+    """One layer's arrays on the device, scaled so that a sum of what they count comes out right."""
 
     def __init__(self, layer: IntegerLayer, products: Products) -> None:
-        def wide(array: NDArray[Any] | None) -> Tensor:
-            return torch.as_tensor(_NONE if array is None else array).to(products.device, torch.int64)
+        def numbers(array: NDArray[Any] | None, bits: int = 0) -> Tensor:
+            exact = torch.as_tensor(_NONE if array is None else array).to(products.device, torch.float64)
+            return exact * 2.0**-bits
 
         def product(W: NDArray[Any] | None) -> Sums:
             return products.by_planes(torch.as_tensor(_NONE if W is None else W))
 
         self.multiplicative, self.sees_layer = layer.W_mh is not None, layer.W_zl is not None
-        # The rounding half goes with the table: the sum then needs one shift and nothing else.
-        self.zx = (wide(layer.zx) << SHIFT) + HALF
-        self.W_zm, self.R_zm = product(layer.W_zm), wide(layer.R_zm)
-        self.W_zl, self.R_zl = product(layer.W_zl), wide(layer.R_zl)
+        self.zx = numbers(layer.zx)
+        self.W_zm, self.R_zm = product(layer.W_zm), numbers(layer.R_zm, SHIFT)
+        self.W_zl, self.R_zl = product(layer.W_zl), numbers(layer.R_zl, SHIFT)
         self.W_mh = product(layer.W_mh)
-        self.W_ml, self.R_ml = product(layer.W_ml), wide(layer.R_ml)
-        self.mx, self.e_m = wide(layer.mx), wide(layer.e_m)
-        self.px = None if layer.px is None else wide(layer.px)
-        self.b_h = None if layer.b_h is None else wide(layer.b_h)
-        if self.multiplicative and not self.sees_layer:
-            self.mx = self.mx << self.e_m
+        self.W_ml, self.R_ml = product(layer.W_ml), numbers(layer.R_ml, SHIFT)
+        self.mx = numbers(layer.mx)
+        self.px = None if layer.px is None else numbers(layer.px, PX_BITS)
+        self.b_h = None if layer.b_h is None else numbers(layer.b_h)
+        self.scale_m = torch.ones((), dtype=torch.float64)
+        if layer.e_m is not None:
+            self.scale_m = torch.exp2(numbers(layer.e_m) - SHIFT)
+            if not self.sees_layer:
+                self.mx, self.scale_m = self.mx * self.scale_m, torch.ones_like(self.scale_m)
 
 
 class Network:
@@ -76,14 +74,24 @@ class Network:
         self.products = Products(self.device, products)
         self.layers = [Weights(layer, self.products) for layer in model.layers]
         self.W_out = self.products.by_planes(torch.as_tensor(model.W_out))
-        self.R_out = torch.as_tensor(model.R_out).to(self.device, torch.int64)
-        self.b_out = (torch.as_tensor(model.b_out).to(self.device, torch.int64) << SHIFT) + HALF
-        curve = tables()
-        self._sigmoid = torch.tensor(curve.sigmoid, dtype=torch.int64, device=self.device)
-        self._tanh = torch.tensor(curve.tanh, dtype=torch.int64, device=self.device)
+        self.R_out = torch.as_tensor(model.R_out).to(self.device, torch.float64) * 2.0**-SHIFT
+        self.b_out = torch.as_tensor(model.b_out).to(self.device, torch.float64) + 0.5
         self._one_each = torch.arange(1, model.alphabet.size + 1, device=self.device)
+        curve = tables()
         # One entry more, of weight zero, for all that is too unlikely to be told apart.
         self._exp = torch.tensor([*curve.exp.tolist(), 0], device=self.device)
+        # Both curves one after the other: one look-up serves all of z. Gates are fractions of one.
+        sigmoid, tanh = (torch.tensor(t, dtype=torch.float64) for t in (curve.sigmoid, curve.tanh))
+        self._curves = torch.cat([tanh, sigmoid * 2.0**-GATE_BITS]).to(self.device)
+        self._middle, self._low, self._high = self._places()
+
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For each column of z: where its curve has zero (and a half, for rounding), begins and ends."""
+        H, blocks = self.model.hidden, 1 if self.model.unit == "tanh" else 4
+        sigmoid = torch.arange(blocks * H, device=self.device) >= H
+        low = torch.where(sigmoid, 2.0 * TANH_END, 0.0).double()
+        half = torch.where(sigmoid, float(SIGMOID_END), float(TANH_END)).double()
+        return low + half + 0.5, low, low + 2 * half - 1
 
     def start(self, B: int) -> list[IntegerState]:
         """The state before the first symbol: zero."""
@@ -91,7 +99,7 @@ class Network:
         return [
             IntegerState(
                 torch.zeros(2, B, H, dtype=torch.int8, device=self.device),
-                torch.zeros(B, H, dtype=torch.int64, device=self.device),
+                torch.zeros(B, H, dtype=torch.float64, device=self.device),
             )
             for _ in self.layers
         ]
@@ -106,46 +114,46 @@ class Network:
 
     def _layer_step(self, w: Weights, x: Tensor, low: Tensor | None, prev: IntegerState) -> IntegerState:
         m = planes(self.factor(w, x, low, prev.h)) if w.multiplicative else prev.h
-        z = w.zx.index_select(0, x)
-        r = w.W_zm(m).to(torch.int64).mul_(w.R_zm)
+        z = w.W_zm(m).double().mul_(w.R_zm)
         if w.px is not None:
-            r = (r + HALF) >> SHIFT
-            r = r.mul_(w.px.index_select(0, x)) << (SHIFT - PX_BITS)
-        z += r
+            z = z.add_(0.5).floor_().mul_(w.px.index_select(0, x))
+        z += w.zx.index_select(0, x)
         if low is not None:
-            z += w.W_zl(low).to(torch.int64).mul_(w.R_zl)
-        z >>= SHIFT
+            z += w.W_zl(low).double().mul_(w.R_zl)
         return self._finish(z, prev.c, w.b_h)
 
     def factor(self, w: Weights, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
         """m_t = mx_t a_t, (B, H), each unit counting what its calibration gave."""
         p = w.mx.index_select(0, x)
         if low is not None:
-            p += (w.W_ml(low).to(torch.int64).mul_(w.R_ml) + HALF) >> SHIFT
-            p = p.clamp_(-32767, 32767) << w.e_m
-        m = p.mul_(w.W_mh(h)).add_(HALF)
-        m >>= SHIFT
-        return m.clamp_(-ACT_MOST, ACT_MOST)
+            p += w.W_ml(low).double().mul_(w.R_ml).add_(0.5).floor_()
+            p = p.clamp_(-MX_MOST, MX_MOST).mul_(w.scale_m)
+        return p.mul_(w.W_mh(h)).add_(0.5).floor_().clamp_(-ACT_MOST, ACT_MOST)
 
     def _finish(self, z: Tensor, c_prev: Tensor, b_h: Tensor | None) -> IntegerState:
+        """From z, not yet rounded, to the next state. Places in a table are not negative: to cut is to floor."""
         H, unit = self.model.hidden, self.model.unit
+        linear = (z[:, :H] + 0.5).floor_().mul_(2.0 ** (GATE_BITS - Z_BITS)) if unit == "initial" else None
+        z += self._middle
+        place = torch.clamp(z, self._low, self._high).to(torch.int32)
+        gates = self._curves.index_select(0, place.view(-1)).view(place.shape)
         if unit == "tanh":
-            h = _round(self._tanh_of(z), GATE_BITS - ACT_BITS)
-            return IntegerState(planes(h.clamp_(-ACT_MOST, ACT_MOST)), c_prev)
-        gates = _take(self._sigmoid, z[:, H:], SIGMOID_END)
-        i, o, f = gates[:, :H], gates[:, H : 2 * H], gates[:, 2 * H :]
-        candidate = z[:, :H] << (GATE_BITS - Z_BITS) if unit == "initial" else self._tanh_of(z[:, :H])
-        c = _round(f * c_prev + i * candidate, GATE_BITS).clamp_(-C_MOST, C_MOST)
+            return IntegerState(_activation(gates.mul_(2.0 ** (ACT_BITS - GATE_BITS))), c_prev)
+        h_hat, i, o, f = gates.chunk(4, dim=1)
+        c = torch.mul(f, c_prev).addcmul_(i, h_hat if linear is None else linear)
+        c = c.add_(0.5).floor_().clamp_(-C_MOST, C_MOST)
         if unit == "standard":
-            h = _round(o * self._tanh_of(c >> (C_BITS - Z_BITS)), 2 * GATE_BITS - ACT_BITS)
-        else:
-            inner = _round(o * c, GATE_BITS)
-            inner = inner if b_h is None else inner + b_h
-            h = _round(self._tanh_of(inner >> (C_BITS - Z_BITS)), GATE_BITS - ACT_BITS)
-        return IntegerState(planes(h.clamp_(-ACT_MOST, ACT_MOST)), c)
+            return IntegerState(_activation(self._tanh_of(c).mul_(o)), c)
+        inner = torch.mul(o, c).add_(0.5).floor_()
+        return IntegerState(_activation(self._tanh_of(inner if b_h is None else inner.add_(b_h))), c)
 
-    def _tanh_of(self, z: Tensor) -> Tensor:
-        return _take(self._tanh, z, TANH_END)
+    def _tanh_of(self, c: Tensor) -> Tensor:
+        """What h counts, of what c counts; not yet rounded."""
+        place = (
+            torch.mul(c, 2.0 ** (Z_BITS - C_BITS)).add_(TANH_END).clamp_(0, 2 * TANH_END - 1).to(torch.int32)
+        )
+        tanh = self._curves.index_select(0, place.view(-1)).view(place.shape)
+        return tanh.mul_(2.0 ** (ACT_BITS - GATE_BITS))
 
     def output(self, state: list[IntegerState]) -> Tensor:
         """What the output layer sees, (2, B, H)."""
@@ -153,7 +161,7 @@ class Network:
 
     def logits(self, h: Tensor) -> Tensor:
         """(B, N) int64, counting 2**-10 bits."""
-        return self.W_out(h).to(torch.int64).mul_(self.R_out).add_(self.b_out) >> SHIFT
+        return self.W_out(h).double().mul_(self.R_out).add_(self.b_out).floor_().to(torch.int64)
 
     def shares(self, logits: Tensor, escape: Tensor | None = None) -> Tensor:
         """Where each symbol's share begins, (B, entries + 1) int64, from 0 to 2**24.
@@ -174,10 +182,6 @@ class Network:
         return begins
 
 
-def _round(value: Tensor, bits: int) -> Tensor:
-    return (value + (1 << (bits - 1))) >> bits
-
-
-def _take(table: Tensor, z: Tensor, end: int) -> Tensor:
-    index = z.clamp(-end, end - 1).add_(end)
-    return table.index_select(0, index.view(-1)).view(index.shape)
+def _activation(value: Tensor) -> Tensor:
+    """The planes of h, rounded."""
+    return planes(value.add_(0.5).floor_().clamp_(-ACT_MOST, ACT_MOST))

@@ -19,6 +19,7 @@ Sums = Callable[[Tensor], Tensor]
 
 def planes(v: Tensor) -> Tensor:
     """(2, ...) int8 of 15-bit numbers: v = 128 * first + second, with the second in 0 ... 127."""
+    v = v.to(torch.int16)
     both = torch.empty((2, *v.shape), dtype=torch.int8, device=v.device)
     both[0] = v >> LOW_BITS
     both[1] = v & ((1 << LOW_BITS) - 1)

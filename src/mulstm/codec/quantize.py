@@ -16,15 +16,19 @@ from mulstm.codec.fold import Float, FoldedLayer, fold, lengths
 from mulstm.codec.integer import (
     ACT_BITS,
     ACT_MOST,
+    C_BITS,
+    EXACT,
     MOST_E_M,
     MOST_RATE,
+    PX_BITS,
     SHIFT,
     IntegerLayer,
     IntegerModel,
     check,
+    reach,
 )
 from mulstm.codec.learner import RATE_BITS
-from mulstm.codec.network import C_BITS, PX_BITS, Network, Weights
+from mulstm.codec.network import Network, Weights
 from mulstm.codec.products import LOW_BITS
 from mulstm.codec.tables import LOGIT_BITS, Z_BITS
 from mulstm.data.alphabet import Alphabet
@@ -55,7 +59,12 @@ def quantize(
         model = _assemble(layers, units, out, recipe, alphabet, parent)
     mean, rate = _watch(model).learning()
     model = replace(model, h_mean=mean, rate=rate)
-    check(model)
+    try:
+        check(model)
+    except ValueError as fault:
+        raise BackendError(
+            f"The model has no integer counterpart: {fault}. Train with weight norm or smaller weights."
+        ) from None
     return model
 
 
@@ -128,7 +137,9 @@ def _layer(layer: FoldedLayer, unit: Float) -> IntegerLayer:
         # m = mx a: from what a sum of W_mh counts to what m counts.
         gain = s_mh * _PLANE / unit * 2.0**SHIFT
         _, e_m = np.frexp(_reach(layer) * gain / 32767)
-        e_m = np.clip(e_m, 0, MOST_E_M)
+        # Units that hardly ever speak would be scaled up beyond all bounds.
+        most = np.frexp((EXACT >> 1) / reach(more["W_mh"], np.full(len(unit), 32767)).clip(min=1))[1] - 1
+        e_m = np.clip(e_m, 0, np.clip(most, 0, MOST_E_M))
         gain = gain / 2.0**e_m
         more["e_m"], more["mx"] = e_m.astype(np.uint8), _whole(layer.mx * gain, np.int16)
         if layer.W_ml is not None:
@@ -166,7 +177,7 @@ class _Watched(Network):
 
     def __init__(self, model: IntegerModel) -> None:
         super().__init__(model)
-        self._peaks = {id(w): torch.zeros(model.hidden, dtype=torch.int64) for w in self.layers}
+        self._peaks = {id(w): torch.zeros(model.hidden, dtype=torch.float64) for w in self.layers}
         self._first = torch.zeros(model.W_out.shape[1], dtype=torch.int64)
         self._second = torch.zeros_like(self._first)
         self._count = 0
@@ -184,13 +195,13 @@ class _Watched(Network):
 
     def peaks(self) -> list[Float]:
         """The largest |m| of each unit, layer by layer."""
-        return [self._peaks[id(w)].numpy().astype(np.float64) for w in self.layers]
+        return [self._peaks[id(w)].numpy() for w in self.layers]
 
     def learning(self) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
         """The learner's mean of h, and a rate in keeping with how far h strays from it."""
-        n, first, second = self._count, self._first.tolist(), self._second.tolist()
-        mean = np.array([(2 * s + n) // (2 * n) for s in first], dtype=np.int16)
-        spread = sum(n * s2 - s1 * s1 for s1, s2 in zip(first, second, strict=True))
+        n, ones, squares = self._count, self._first.tolist(), self._second.tolist()
+        mean = np.array([(2 * s + n) // (2 * n) for s in ones], dtype=np.int16)
+        spread = sum(n * s2 - s1 * s1 for s1, s2 in zip(ones, squares, strict=True))
         first = 0
         if spread:
             rate = _RATE * _BITS_PER_NAT * 2.0**RATE_BITS * (n * n << (2 * ACT_BITS)) / spread
