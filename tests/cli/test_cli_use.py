@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign import unirep
 from process import Call
 
+from foreign import unirep
 from mulstm.interop import npz
 
 PROTEINS = ">one\nMKTAYIAKQR\n>two a longer one\nMKTAYIAKQRMKTAYIAKQR\nGG\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import foreign
 import numpy as np
 import pytest
 import torch
-from foreign import Foreign
 
+import foreign
+from foreign import Foreign
 from mulstm import checkpoint, interop
 from mulstm.data.alphabet import Alphabet
 from mulstm.interop import Weights, chainer, npz, nvidia, openai, tape, torchrecurrent, unirep, vocabulary

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import foreign
 import numpy as np
 import pytest
 import torch
 
+import foreign
 from mulstm import interop
 from mulstm.errors import CheckpointError
 from mulstm.interop import chainer, npz, nvidia, openai, tape, torchfile, torchrecurrent, unirep

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import foreign
 import numpy as np
 import pytest
 import torch
 
+import foreign
 from mulstm import interop, neurons, probe
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet

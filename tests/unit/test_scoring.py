@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import foreign
 import numpy as np
 import pytest
 import torch
 
+import foreign
 from mulstm import interop
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet

@@ -142,10 +142,10 @@ def others() -> Iterator[Coding]:
 
         def to(data: bytes) -> bytes:
             coder = pyppmd.Ppmd7Encoder(order, memory)
-            return struct.pack("<Q", len(data)) + coder.encode(data) + coder.flush()
+            return bytes(struct.pack("<Q", len(data)) + coder.encode(data) + coder.flush())
 
         def back(data: bytes) -> bytes:
-            # Asked for a known length: without one, pyppmd 1.3 loses bytes in one variant and fails in the other.
+            # Asked for a known length: without one, pyppmd 1.3 loses bytes or fails, by variant.
             (length,) = struct.unpack("<Q", data[:8])
             coder, data, out = pyppmd.Ppmd7Decoder(order, memory), data[8:], b""
             while len(out) < length and (piece := coder.decode(data, length - len(out))):

@@ -131,7 +131,7 @@ class Network:
         return p.mul_(w.W_mh(h)).add_(0.5).floor_().clamp_(-ACT_MOST, ACT_MOST)
 
     def _finish(self, z: Tensor, c_prev: Tensor, b_h: Tensor | None) -> IntegerState:
-        """From z, not yet rounded, to the next state. Places in a table are not negative: to cut is to floor."""
+        """From z, not yet rounded, to the next state. Places in a table are not negative: cutting floors."""
         H, unit = self.model.hidden, self.model.unit
         linear = (z[:, :H] + 0.5).floor_().mul_(2.0 ** (GATE_BITS - Z_BITS)) if unit == "initial" else None
         z += self._middle
