@@ -116,9 +116,9 @@ def table(logits: Any, escape: int | None) -> list[int]:
         free -= (escape * free) >> 22
     weights = [EXP[min(int(logits.max() - l), 23552)] for l in logits]
     until, v = 0, []
-    ratio = 2**31 * free // sum(weights)
+    ratio = 2**28 * free // sum(weights)
     for k in range(N + 1):
-        v.append(k + (until * ratio >> 31))
+        v.append(k + (until * ratio >> 28))
         until += weights[k] if k < N else 0
     if escape is None:
         v[-1] = 2**24
@@ -198,9 +198,9 @@ class Matcher:
         i = 2 * (24 - len(digits)) + (0 if digits[1:2] == "1" else 1)
         j = lane.length if lane.length < 12 else 12 + min(3, (lane.length - 8) >> 3)
         q = min(max(self.right[j][i] * free // self.seen[j][i], 1), free - (free >> 13))
-        ratio = 2**31 * (free - q) // max(1, free - (p - 1))
+        ratio = 2**28 * (free - q) // max(1, free - (p - 1))
         changed = [
-            k + ((u - k) * ratio >> 31) if k <= y else k + ((u - k - (p - 1)) * ratio >> 31) + q
+            k + ((u - k) * ratio >> 28) if k <= y else k + ((u - k - (p - 1)) * ratio >> 28) + q
             for k, u in enumerate(v)
         ]
         changed[-1] = 2**24

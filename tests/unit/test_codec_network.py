@@ -84,8 +84,8 @@ def test_tables_depend_on_nothing_but_the_lane(kind: str) -> None:
 
 def test_tables_are_tables() -> None:
     network = Network(integer())
-    logits = torch.randint(-40_000, 40_000, (50, 256)) * torch.randint(0, 9, (50, 1))
-    for escape in (None, torch.randint(31, (1 << 22) - 31, (50,))):
+    logits = (torch.randint(-40_000, 40_000, (50, 256)) * torch.randint(0, 9, (50, 1))).double()
+    for escape in (None, torch.randint(31, (1 << 22) - 31, (50,)).double()):
         begins = network.shares(logits, escape)
         assert begins[:, 0].eq(0).all()
         assert begins[:, -1].eq(1 << 24).all()
@@ -142,7 +142,7 @@ def test_the_matcher_counts_as_the_oracle_does() -> None:
     for t in range(T):
         cuts = np.sort(rng.choice(1 << 23, (B, N - 1), replace=False), axis=1) + np.arange(1, N)
         tables = np.concatenate([np.zeros((B, 1), int), cuts, np.full((B, 1), 1 << 24)], axis=1)
-        mine = ours.refine(torch.from_numpy(tables))
+        mine = ours.refine(torch.from_numpy(tables).double())
         yours = [
             theirs.change(lane, row.tolist(), symbol_of) for lane, row in zip(lanes, tables, strict=True)
         ]
@@ -169,7 +169,7 @@ def test_the_learner_learns_as_the_oracle_does(lanes: int) -> None:
         said = ours.correction(planes(torch.from_numpy(h)))
         assert said.tolist() == [theirs.says(view).tolist() for view in views]
         x = rng.integers(0, 7, lanes)
-        ours.learn(torch.from_numpy(tables), torch.from_numpy(x))
+        ours.learn(torch.from_numpy(tables).double(), torch.from_numpy(x))
         theirs.taught(views, tables.tolist(), x.tolist())
     assert int(said.abs().max()) > 200
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mulstm.codec.coder import Encoder, decoder, encoder, uniform
 from mulstm.codec.network import Network
@@ -46,7 +47,7 @@ def encode(
                 k = session.taking_part
                 session.feed(fed[t, :k], bytes_[t, :k])
             for t, begins in enumerate(tables):
-                _put(out, begins.cpu().numpy(), entries[t], piece[t], session)
+                _put(out, _whole(begins), entries[t], piece[t], session)
             if progress is not None:
                 progress(sum(map(len, tables)))
     return out.finish()
@@ -69,6 +70,11 @@ def _put(
         out.put(rows, np.searchsorted(outside, text[escaped]))
 
 
+def _whole(begins: Tensor) -> NDArray[np.int64]:
+    """Tables as the coder wants them."""
+    return begins.to(torch.int64).cpu().numpy()
+
+
 def decode(
     network: Network,
     stream: bytes,
@@ -86,7 +92,7 @@ def decode(
     byte_of = np.append(session.spelling.byte_of, np.uint8(0))
     with torch.inference_mode():
         for row in text:
-            begins = session.tables().cpu().numpy()
+            begins = _whole(session.tables())
             entries = given.get(begins)
             settled = row[: len(begins)]
             settled[:] = byte_of[entries]

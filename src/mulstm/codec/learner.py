@@ -27,9 +27,10 @@ class Learner:
         self._products, self._lanes, self._seen = network.products, lanes, 0
         N, H = model.W_out.shape
         self._first, self._least, self._haste = map(int, model.rate)
-        self._mean = torch.as_tensor(model.h_mean).to(device, torch.int32)
+        # With the half that rounds what is taken less of it.
+        self._mean = torch.as_tensor(model.h_mean).to(device, torch.int32) - (1 << (LOW_BITS - 1))
         self._A = torch.zeros(N, H, dtype=torch.int32, device=device)
-        self._a = torch.zeros(N, dtype=torch.int64, device=device)
+        self._a = torch.zeros(N, dtype=torch.float64, device=device)
         self._used = torch.zeros(2 * N, H, dtype=torch.int8, device=device)
         self._h = torch.zeros(lanes, H, dtype=torch.int8, device=device)
         # No sum over the lanes, added to what was learnt before, leaves 32 bits.
@@ -38,22 +39,23 @@ class Learner:
     def correction(self, h: Tensor) -> Tensor:
         """What is added to the logits of h, (2, B, H) planes."""
         v = (h[0].to(torch.int32) << LOW_BITS) + h[1] - self._mean
-        self._h = _shifted(v, LOW_BITS).clamp_(-127, 127).to(torch.int8)
-        high, low = self._products.once(self._h, self._used.T).to(torch.int64).chunk(2, dim=1)
-        sums = (high << LOW_BITS) + low + (self._a >> (A_BITS - USED_BITS - H_BITS))
-        return _shifted(sums, USED_BITS + H_BITS - LOGIT_BITS)
+        self._h = (v >> LOW_BITS).clamp_(-127, 127).to(torch.int8)
+        high, low = self._products.once(self._h, self._used.T).chunk(2, dim=1)
+        sums = torch.add(low, high, alpha=1 << LOW_BITS).double()
+        sums += torch.floor(self._a * 2.0 ** (USED_BITS + H_BITS - A_BITS))
+        return _rounded(sums, USED_BITS + H_BITS - LOGIT_BITS)
 
     def learn(self, begins: Tensor, symbols: Tensor) -> None:
         """One step down the slope of what the symbols (B) cost; a symbol past the last teaches nothing."""
         N = len(self._a)
         error = begins[:, :N] - begins[:, 1 : N + 1]
-        known = (symbols < N).to(torch.int64)[:, None]
-        error.scatter_add_(1, symbols.clamp(max=N - 1)[:, None], known << TOTAL_BITS)
-        error = _shifted(error.mul_(known * self._rate()), TOTAL_BITS + RATE_BITS - ERROR_BITS)
+        known = (symbols < N).double()[:, None]
+        error.scatter_add_(1, symbols.clamp(max=N - 1)[:, None], known * 2.0**TOTAL_BITS)
+        error = _rounded(error.mul_(known * self._rate()), TOTAL_BITS + RATE_BITS - ERROR_BITS)
         error.clamp_(-self._error_most, self._error_most)
         high, low = self._products.once(planes(error.T).flatten(0, 1), self._h).chunk(2)
         self._A.add_(low).add_(high, alpha=1 << LOW_BITS).clamp_(-MOST, MOST)
-        self._a.add_(error.sum(dim=0) << H_BITS).clamp_(-MOST, MOST)
+        self._a.add_(error.sum(dim=0), alpha=1 << H_BITS).clamp_(-MOST, MOST)
         self._used = planes(self._A >> (A_BITS - USED_BITS)).flatten(0, 1)
         self._seen += len(symbols)
 
@@ -62,5 +64,5 @@ class Learner:
         return rate if self._lanes <= FULL_LANES else rate * FULL_LANES // self._lanes
 
 
-def _shifted(value: Tensor, bits: int) -> Tensor:
-    return (value + (1 << (bits - 1))) >> bits
+def _rounded(value: Tensor, bits: int) -> Tensor:
+    return value.mul_(2.0**-bits).add_(0.5).floor_()

@@ -32,10 +32,10 @@ class Matcher:
         self._length = torch.zeros(lanes, dtype=torch.int64, device=device)
         self._key = torch.zeros(lanes, dtype=torch.int64, device=device)
         self._lane = torch.arange(lanes, device=device)
-        self._seen = torch.full((_LENGTHS * _PRICES,), 2 * _UNIT, dtype=torch.int64, device=device)
+        self._seen = torch.full((_LENGTHS * _PRICES,), 2.0 * _UNIT, dtype=torch.float64, device=device)
         # Before anything is known, a place is as good as the network finds its byte likely.
         first = [max(1, (2 * _UNIT * (3 if k % 2 == 0 else 2)) >> (2 + k // 2)) for k in range(_PRICES)]
-        self._right = torch.tensor(first * _LENGTHS, device=device)
+        self._right = torch.tensor(first * _LENGTHS, dtype=torch.float64, device=device)
         self._context = torch.zeros(lanes, dtype=torch.int64, device=device)
         self._used = torch.zeros(lanes, dtype=torch.bool, device=device)
 
@@ -50,27 +50,28 @@ class Matcher:
         self._used = (self._place >= 0) & (entry >= 0)
         entry = entry.clamp(min=0)[:, None]
         last = begins.shape[1] - 1
-        free = (1 << TOTAL_BITS) - last
+        free = float((1 << TOTAL_BITS) - last)
         p = (begins.gather(1, entry + 1) - begins.gather(1, entry)).squeeze(1)
         self._context = _length_class(self._length) * _PRICES + _price_class(p)
-        right = self._right[self._context] * free // self._seen[self._context]
-        a = torch.where(self._used, right.clamp(1, free - (free >> _SURE)), p - 1)
-        ratio = ((free - a) << RATIO_BITS) // (free - (p - 1)).clamp(min=1)
-        k = torch.arange(last + 1, device=begins.device)
-        after = k > entry
-        u = begins - k - after * (p - 1)[:, None]
-        refined = ((u * ratio[:, None]) >> RATIO_BITS) + after * a[:, None] + k
+        # Dividends are below 2**52, as in `Network.shares`.
+        right = (self._right[self._context] * free).div_(self._seen[self._context]).floor_()
+        a = torch.where(self._used, right.clamp_(1, free - free // (1 << _SURE)), p - 1)
+        ratio = ((free - a) * 2.0**RATIO_BITS).div_((free - (p - 1)).clamp_(min=1)).floor_()
+        k = torch.arange(last + 1, dtype=torch.float64, device=begins.device)
+        after = (k > entry).double()
+        u = torch.addcmul(begins - k, after, (p - 1)[:, None], value=-1)
+        refined = u.mul_((ratio * 2.0**-RATIO_BITS)[:, None]).floor_().addcmul_(after, a[:, None]).add_(k)
         refined[:, -1] = 1 << TOTAL_BITS
         return refined
 
     def learn(self, text: Tensor) -> None:
         """Counts who was right about the bytes (B) now known, and looks for places for the next ones."""
         right = self._expected() == text
-        event = self._used.to(torch.int64) * _UNIT
+        event = self._used.double() * _UNIT
         self._seen.index_add_(0, self._context, event)
         self._right.index_add_(0, self._context, event * right)
-        full = self._seen > _LIMIT
-        self._seen, self._right = self._seen >> full.long(), self._right >> full.long()
+        half = torch.where(self._seen > _LIMIT, 0.5, 1.0)
+        self._seen, self._right = (self._seen * half).floor_(), (self._right * half).floor_()
         begin = self._t * self._lanes
         self._text[begin : begin + len(text)] = text
         self._t += 1
@@ -102,5 +103,5 @@ def _length_class(length: Tensor) -> Tensor:
 
 def _price_class(p: Tensor) -> Tensor:
     """Half bits, roughly: twice the place of the leading one, from the top, and the digit after it."""
-    mantissa, exponent = torch.frexp(p.double())
+    mantissa, exponent = torch.frexp(p)
     return 2 * (TOTAL_BITS - exponent.long()) + (mantissa < 0.75)

@@ -49,7 +49,7 @@ def integer_bits(network: Network, text: Tensor) -> float:
     for x in text.T.to(network.device):
         begins = network.shares(network.logits(network.output(state)))
         share = begins.gather(1, x[:, None] + 1) - begins.gather(1, x[:, None])
-        total += float((TOTAL_BITS - torch.log2(share.double())).sum())
+        total += float((TOTAL_BITS - torch.log2(share)).sum())
         state = network.step(x, state)
     return total
 

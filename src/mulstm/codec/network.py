@@ -22,7 +22,7 @@ from mulstm.codec.tables import EXP_END, GATE_BITS, SIGMOID_END, TANH_END, TOTAL
 C_MOST = float((1 << 31) - 1)
 MX_MOST = 32767.0
 ESCAPE_BITS = 22  # how likely an escape is, counting 2**-22
-RATIO_BITS = 31
+RATIO_BITS = 28
 _NONE = np.zeros((0, 0), dtype=np.int8)  # what a layer does not have
 
 
@@ -76,10 +76,10 @@ class Network:
         self.W_out = self.products.by_planes(torch.as_tensor(model.W_out))
         self.R_out = torch.as_tensor(model.R_out).to(self.device, torch.float64) * 2.0**-SHIFT
         self.b_out = torch.as_tensor(model.b_out).to(self.device, torch.float64) + 0.5
-        self._one_each = torch.arange(1, model.alphabet.size + 1, device=self.device)
+        self._one_each = torch.arange(1.0, model.alphabet.size + 1, dtype=torch.float64, device=self.device)
         curve = tables()
         # One entry more, of weight zero, for all that is too unlikely to be told apart.
-        self._exp = torch.tensor([*curve.exp.tolist(), 0], device=self.device)
+        self._exp = torch.tensor([*curve.exp.tolist(), 0], dtype=torch.float64, device=self.device)
         # Both curves one after the other: one look-up serves all of z. Gates are fractions of one.
         sigmoid, tanh = (torch.tensor(t, dtype=torch.float64) for t in (curve.sigmoid, curve.tanh))
         self._curves = torch.cat([tanh, sigmoid * 2.0**-GATE_BITS]).to(self.device)
@@ -160,24 +160,25 @@ class Network:
         return torch.cat([s.h for s in state], dim=-1) if self.model.skip else state[-1].h
 
     def logits(self, h: Tensor) -> Tensor:
-        """(B, N) int64, counting 2**-10 bits."""
-        return self.W_out(h).double().mul_(self.R_out).add_(self.b_out).floor_().to(torch.int64)
+        """(B, N), counting 2**-10 bits."""
+        return self.W_out(h).double().mul_(self.R_out).add_(self.b_out).floor_()
 
     def shares(self, logits: Tensor, escape: Tensor | None = None) -> Tensor:
-        """Where each symbol's share begins, (B, entries + 1) int64, from 0 to 2**24.
+        """Where each symbol's share begins, (B, entries + 1), from 0 to 2**24.
 
-        With `escape` (B) int64, counting 2**-22, there is one entry more, after the symbols.
+        With `escape` (B), counting 2**-22, there is one entry more, after the symbols.
         """
         B, N = logits.shape
         entries = N if escape is None else N + 1
-        d = (logits.amax(dim=1, keepdim=True) - logits).clamp_(max=EXP_END)
+        d = (logits.amax(dim=1, keepdim=True) - logits).clamp_(max=EXP_END).to(torch.int32)
         until = self._exp.index_select(0, d.view(-1)).view(d.shape).cumsum(1)
         free = torch.full_like(until[:, -1:], (1 << TOTAL_BITS) - entries)
         if escape is not None:
-            free -= (escape.unsqueeze(1) * free) >> ESCAPE_BITS
-        ratio = torch.div(free << RATIO_BITS, until[:, -1:], rounding_mode="floor")
-        begins = torch.zeros(B, entries + 1, dtype=torch.int64, device=self.device)
-        begins[:, 1 : N + 1] = (until.mul_(ratio) >> RATIO_BITS).add_(self._one_each)
+            free -= (escape.unsqueeze(1) * free).mul_(2.0**-ESCAPE_BITS).floor_()
+        # The dividend is below 2**52: its quotient cannot be rounded up to a whole number it does not reach.
+        ratio = (free * 2.0**RATIO_BITS).div_(until[:, -1:]).floor_()
+        begins = torch.zeros(B, entries + 1, dtype=torch.float64, device=self.device)
+        begins[:, 1 : N + 1] = until.mul_(ratio).mul_(2.0**-RATIO_BITS).floor_().add_(self._one_each)
         begins[:, -1] = 1 << TOTAL_BITS
         return begins
 

@@ -220,6 +220,6 @@ def _watch(model: IntegerModel) -> _Watched:
         begins = network.shares(network.logits(h))
         # The draws are hash values: any machine, any version of numpy draws the same text.
         draw = np.frombuffer(hashlib.shake_128(b"%d" % t).digest(4 * _LANES), "<u4") >> 8
-        x = (begins[:, 1:] <= torch.from_numpy(draw.astype(np.int64))[:, None]).sum(dim=1)
+        x = (begins[:, 1:] <= torch.from_numpy(draw.astype(np.float64))[:, None]).sum(dim=1)
         state = network.step(x, state)
     return network

@@ -14,8 +14,8 @@ from mulstm.codec.matcher import Matcher
 from mulstm.codec.network import ESCAPE_BITS, IntegerState, Network
 from mulstm.data.alphabet import Alphabet
 
-_ESCAPE_START = 1 << (ESCAPE_BITS - 10)
-_ESCAPE_RATE = 5
+_ESCAPE_START = 2.0 ** (ESCAPE_BITS - 10)
+_ESCAPE_RATE = 2.0**-5
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Session:
         self._state: list[IntegerState] = network.start(self.lanes)
         self._escape: Tensor | None = None
         if len(self.spelling.outside):
-            self._escape = torch.full((self.lanes,), _ESCAPE_START, device=device)
+            self._escape = torch.full((self.lanes,), _ESCAPE_START, dtype=torch.float64, device=device)
         self._learner = Learner(network, self.lanes) if adaptive else None
         symbol_of = torch.from_numpy(self.spelling.symbol_of).to(device)
         self._matcher = Matcher(self.lanes, self.lanes * self.steps, symbol_of) if adaptive else None
         self._plain: Tensor | None = None
 
     def tables(self) -> Tensor:
-        """For each lane that takes part, where each entry's share begins: (B, entries + 1) int64."""
+        """For each lane that takes part, where each entry's share begins: (B, entries + 1)."""
         if self._t == self._last:
             self._end_last_lane()
         h = self._network.output(self._state)
@@ -83,8 +83,9 @@ class Session:
         if self._matcher is not None:
             self._matcher.learn(text)
         if self._escape is not None:
-            up = ((1 << ESCAPE_BITS) - self._escape) >> _ESCAPE_RATE
-            self._escape = self._escape + torch.where(escaped, up, -(self._escape >> _ESCAPE_RATE))
+            up = ((2.0**ESCAPE_BITS - self._escape) * _ESCAPE_RATE).floor_()
+            down = (self._escape * _ESCAPE_RATE).floor_()
+            self._escape = self._escape + torch.where(escaped, up, -down)
             entries = entries.masked_fill(escaped, self.spelling.stand_in)
         self._t += 1
         if self._t < self.steps:
