@@ -1,5 +1,6 @@
 """bits/char of a committed model, computed again from its file in plain numpy: no torch, no code of ours."""
 
+import dataclasses
 import itertools
 import json
 import struct
