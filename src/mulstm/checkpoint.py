@@ -27,6 +27,7 @@ from mulstm.recipe import ModelRecipe, Recipe
 
 # The one metadata key: with two, safetensors writes them in an order that changes from run to run.
 KEY = "mulstm"
+MODELS = "MULSTM_MODELS"  # a folder of models that are found by name
 FORMAT = 1
 # How matrices are stored; vectors always keep the model's own type, they are small and matter most.
 STORAGES = ("fp32", "fp64", "bf16", "int8")
@@ -107,7 +108,7 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
 
 
 def find(path: str | os.PathLike[str]) -> Path:
-    """The file meant: itself, or the best (else the last) model of a run folder."""
+    """The file meant: itself, the best (else the last) model of a run folder, or a released model by name."""
     given = Path(path)
     if given.is_dir():
         for name in ("best.safetensors", "last.safetensors"):
@@ -116,11 +117,25 @@ def find(path: str | os.PathLike[str]) -> Path:
         raise CheckpointError(
             f"There is no checkpoint in the folder {given}. Train first, or give a .safetensors file."
         )
-    if not given.is_file():
-        raise CheckpointError(
-            f"There is no checkpoint at {given}. Give a .safetensors file or the folder of a run."
-        )
-    return given
+    if given.is_file():
+        return given
+    known = released()
+    if str(given) in known:
+        return known[str(given)]
+    names = f", or a model by name: {', '.join(known)}" if known else ""
+    raise CheckpointError(
+        f"There is no checkpoint at {given}. Give a .safetensors file or the folder of a run{names}."
+    )
+
+
+def released() -> dict[str, Path]:
+    """Models that are found by name: in $MULSTM_MODELS, in ./models, and those that come with the source."""
+    found: dict[str, Path] = {}
+    for folder in (os.environ.get(MODELS), "models", Path(__file__).resolve().parents[2] / "models"):
+        if folder:
+            for file in sorted(Path(folder).glob("*.safetensors")):
+                found.setdefault(file.stem, file)
+    return found
 
 
 def require_alphabet(checkpoint: Checkpoint, alphabet: Alphabet, where: str) -> None:

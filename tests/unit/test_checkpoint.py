@@ -270,3 +270,21 @@ def test_the_file_can_be_read_by_others(saved: Path) -> None:
     plain = saved.with_name("plain")
     plain.write_text("")
     assert saved.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_released_model_is_found_by_name(
+    model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    checkpoint.save(folder / "tiny.safetensors", model, ALPHABET, storage="int8")
+    monkeypatch.setenv("MULSTM_MODELS", str(folder))
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint.find("tiny") == folder / "tiny.safetensors"
+    assert checkpoint.load("tiny").meta["storage"] == "int8"
+    monkeypatch.delenv("MULSTM_MODELS")
+    assert checkpoint.find("tiny").resolve() == folder / "tiny.safetensors"  # ./models
+    (tmp_path / "tiny").write_bytes(b"a file of that name comes first")
+    assert checkpoint.find("tiny") == Path("tiny")
+    with pytest.raises(CheckpointError, match=r"by name: .*tiny"):
+        checkpoint.find("tinny")

@@ -13,6 +13,9 @@ DataDir = Annotated[
     typer.Option("--data-dir", help="A folder with local copies of the corpora (default: $MULSTM_DATA)."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
+Model = Annotated[
+    Path, typer.Argument(help="A checkpoint, the folder of a run, or a released model by name.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, as in train.lanes=64."),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, DataDir, Device, Quiet
+from mulstm.cli._options import AsJson, DataDir, Device, Model, Quiet
 
 if TYPE_CHECKING:
     from mulstm.data.corpus import Split
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    model: Model,
     text: Annotated[
         str,
         typer.Argument(help="A file, a folder or a known corpus; without it, what the model was trained on."),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, Device
+from mulstm.cli._options import AsJson, Device, Model
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    model: Model,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "",
     length: Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to draw.")] = 500,
     temperature: Annotated[

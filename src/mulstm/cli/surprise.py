@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, DataDir, Device
+from mulstm.cli._options import AsJson, DataDir, Device, Model
 
 
 def command(
-    a: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    a: Model,
     b: Annotated[Path, typer.Argument(help="The model to compare it with; of the same alphabet.")],
     text: Annotated[
         str, typer.Argument(help="A file, a folder or a known corpus; without it, what A was trained on.")
