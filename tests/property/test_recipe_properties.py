@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mulstm import recipe
+from mulstm.errors import RecipeError
 from mulstm.recipe import Recipe
 
 
@@ -48,6 +49,6 @@ recipes = st.builds(
 def test_toml_and_back(one: Recipe) -> None:
     try:
         recipe.check(one)
-    except recipe.RecipeError:
+    except RecipeError:
         return  # possible values that contradict one another
     assert recipe.from_dict(tomllib.loads(recipe.dumps(one))) == one

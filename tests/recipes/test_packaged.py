@@ -9,7 +9,7 @@ import torch
 from mulstm import recipe
 from mulstm.nn.model import LanguageModel
 
-FOLDER = Path(recipe.__file__).parent / "recipes"
+FOLDER = Path(recipe.__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.rglob("*.toml"))
 NAMES = [file.relative_to(FOLDER).with_suffix("").as_posix() for file in FILES]
 SYMBOLS = {"enwik8": 205, "text8": 27, "wikitext2": 178, "ptb": 50}

@@ -1,0 +1,41 @@
+"""A recipe is the whole of a run: what is not in it, or on the command line, did not happen."""
+
+from mulstm.recipe.reading import as_dict, check, dumps, fit, for_text, from_dict, load, names
+from mulstm.recipe.rules import RULES, parse_split
+from mulstm.recipe.schema import (
+    CELLS,
+    KEYS,
+    SECTIONS,
+    DataRecipe,
+    DropoutRecipe,
+    EvaluateRecipe,
+    InitRecipe,
+    ModelRecipe,
+    OptimiserRecipe,
+    Recipe,
+    TrainRecipe,
+)
+
+__all__ = [
+    "CELLS",
+    "KEYS",
+    "RULES",
+    "SECTIONS",
+    "DataRecipe",
+    "DropoutRecipe",
+    "EvaluateRecipe",
+    "InitRecipe",
+    "ModelRecipe",
+    "OptimiserRecipe",
+    "Recipe",
+    "TrainRecipe",
+    "as_dict",
+    "check",
+    "dumps",
+    "fit",
+    "for_text",
+    "from_dict",
+    "load",
+    "names",
+    "parse_split",
+]

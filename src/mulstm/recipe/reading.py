@@ -1,0 +1,205 @@
+"""Recipes from TOML files and dictionaries, and back; every fault in one is told at once."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from mulstm.errors import RecipeError
+from mulstm.recipe.rules import faults as faults_of
+from mulstm.recipe.rules import show
+from mulstm.recipe.schema import KEYS, SECTIONS, Recipe, Table
+
+# What `fit` aims at for a text of any length.
+FEWEST_UPDATES, MOST_UPDATES = 2_000, 50_000
+PACKAGED = Path(__file__).parents[1] / "recipes"
+
+
+def names() -> list[str]:
+    """The packaged recipes, sorted."""
+    return sorted(p.relative_to(PACKAGED).with_suffix("").as_posix() for p in PACKAGED.rglob("*.toml"))
+
+
+def load(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A packaged recipe by its name, or one of the user's by its path, with `section.key=value` on top."""
+    path, name = _find(name_or_path)
+    table = _read(path, ())
+    table.setdefault("name", name)
+    faults: list[str] = []
+    for override in overrides:
+        _override(table, override, faults)
+    return from_dict(table, source=f"recipe {name_or_path}", faults=faults)
+
+
+def for_text(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The default recipe for a user's own file or folder."""
+    recipe = load("text", overrides)
+    return replace(recipe, data=replace(recipe.data, corpus=str(path)))
+
+
+def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe made to suit a training text of so many symbols; what `overrides` name stays.
+
+    Where the text is short, fewer lanes, then shorter chunks (a lane holds at least eight, so that carried
+    state means something), and more epochs; where it is long, no more updates than a day will do.
+    """
+    given = {text.partition("=")[0].strip() for text in overrides}
+    train, warmup = recipe.train, recipe.optimiser.warmup
+    if not given & {"train.lanes", "train.chunk"}:
+        chunk = max(1, min(train.chunk, symbols // 8))
+        train = replace(train, chunk=chunk, lanes=max(1, min(train.lanes, symbols // (8 * chunk))))
+    if not given & {"train.epochs", "train.updates"}:
+        epoch = max(1, symbols // (train.lanes * train.chunk))
+        epochs = min(max(train.epochs, FEWEST_UPDATES / epoch), 4 * train.epochs, MOST_UPDATES / epoch)
+        train = replace(train, epochs=epochs)
+        warmup = min(warmup, int(epochs * epoch) // 10)
+    optimiser = recipe.optimiser if "optimiser.warmup" in given else replace(recipe.optimiser, warmup=warmup)
+    return replace(recipe, train=train, optimiser=optimiser)
+
+
+def as_dict(recipe: Recipe) -> Table:
+    """Plain nested dictionaries, ready for JSON."""
+    return asdict(recipe)
+
+
+def from_dict(table: Table, *, source: str = "recipe", faults: Sequence[str] = ()) -> Recipe:
+    """The recipe such a dictionary describes; every fault in it is told at once."""
+    found = list(faults)
+    top: Table = {}
+    for key, value in table.items():
+        if key in SECTIONS:
+            if isinstance(value, dict):
+                top[key] = SECTIONS[key](**_section(key, value, found))
+            else:
+                found.append(f"{key} = {show(value)} must be a table: write [{key}] and its keys below")
+        elif key in KEYS:
+            _take(key, key, value, top, found)
+        else:
+            found.append(_unknown(key))
+    recipe = Recipe(**top)
+    _report(source, found + faults_of(recipe))
+    return recipe
+
+
+def check(recipe: Recipe) -> None:
+    """Raises RecipeError, naming every impossible value."""
+    _report(f"recipe {recipe.name}".rstrip(), faults_of(recipe))
+
+
+def dumps(recipe: Recipe) -> str:
+    """TOML that loads back equal."""
+    lines: list[str] = []
+    for key, value in as_dict(recipe).items():
+        if key in SECTIONS:
+            lines += ["", f"[{key}]", *(f"{k} = {show(v)}" for k, v in value.items())]
+        else:
+            lines.append(f"{key} = {show(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _find(name_or_path: str | Path) -> tuple[Path, str]:
+    """The file, and the name the recipe goes by."""
+    text = str(name_or_path)
+    if text.endswith(".toml"):
+        if not Path(text).is_file():
+            raise RecipeError(f"There is no recipe file {text}. {_nearest_recipes(text)}")
+        return Path(text), Path(text).stem
+    if text in names():
+        return PACKAGED / f"{text}.toml", text
+    raise RecipeError(f'There is no recipe called "{text}". {_nearest_recipes(text)}')
+
+
+def _nearest_recipes(text: str) -> str:
+    near = difflib.get_close_matches(text.removesuffix(".toml"), names(), n=3, cutoff=0.4)
+    return (f"Did you mean {' or '.join(near)}? " if near else "") + '"mulstm recipes" lists them all.'
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> Table:
+    """The file's table laid over that of the recipe it is `like`."""
+    if path in seen:
+        chain = " -> ".join(p.stem for p in (*seen, path))
+        raise RecipeError(f"Recipes are like one another in a circle: {chain}. Remove a `like` line.")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read ({error.strerror}). Check the file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not TOML: {error}. Mend that line.") from None
+    like = table.pop("like", None)
+    if like is None:
+        return table
+    if not isinstance(like, str):
+        raise RecipeError(f'{path}: like = {show(like)} must be a recipe\'s name. Write like = "text".')
+    beside = path.parent / like
+    base = _read(beside if like.endswith(".toml") and beside.is_file() else _find(like)[0], (*seen, path))
+    base.pop("name", None)
+    for key, value in table.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            base[key] = base[key] | value
+        else:
+            base[key] = value
+    return base
+
+
+def _override(table: Table, override: str, faults: list[str]) -> None:
+    key, equals, text = (part.strip() for part in override.partition("="))
+    if not equals:
+        faults.append(f'"{override}" must be of the form section.key=value')
+    elif key not in KEYS:
+        faults.append(_unknown(key))
+    else:
+        try:
+            value = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        section, _, name = key.rpartition(".")
+        # A corpus may well be called 1984: text keys take the words as they stand.
+        value = text if KEYS[key] is str and not isinstance(value, str) else value
+        target = table.setdefault(section, {}) if section else table
+        if isinstance(target, dict):
+            target[name] = value
+
+
+def _section(section: str, table: Table, faults: list[str]) -> Table:
+    taken: Table = {}
+    for name, value in table.items():
+        key = f"{section}.{name}"
+        if key in KEYS:
+            _take(key, name, value, taken, faults)
+        else:
+            faults.append(_unknown(key))
+    return taken
+
+
+def _take(key: str, name: str, value: Any, into: Table, faults: list[str]) -> None:
+    """Puts the value where it belongs, or says why not. Whole numbers will do for real ones."""
+    kind: Any = KEYS[key]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}
+        faults.append(f"{key} = {show(value)} must be {words[kind]}")
+    elif kind is float and not math.isfinite(value):
+        faults.append(f"{key} = {value} must be a finite number")
+    else:
+        into[name] = value
+
+
+def _unknown(key: str) -> str:
+    """What to say of a key nobody knows: the nearest one, also when it stands in the wrong section."""
+    last = key.rpartition(".")[2]
+    near = [k for k in KEYS if k.rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(key, KEYS, n=1, cutoff=0)
+    return f"unknown key {key}: did you mean {' or '.join(near)}?"
+
+
+def _report(source: str, faults: list[str]) -> None:
+    if faults:
+        count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
+        listed = "\n".join(f"  {fault}" for fault in faults)
+        raise RecipeError(f"{source} has {count}:\n{listed}\ndocs/recipes.md explains every key.")
