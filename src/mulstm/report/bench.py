@@ -21,7 +21,7 @@ def figures(results: Path) -> list[Figure]:
         panels = [panel for shape in shapes[:1] for panel in _panels(rows, shape)]
         if len(panels) > 1:
             data = {"machine": path.stem.upper(), "panels": panels}
-            found.append(Figure(f"bench-{path.stem}", data, _paint, (9.6, 4.4)))
+            found.append(Figure(f"bench-{path.stem}", data, _paint, (8.0, 6.6)))
     return found
 
 
@@ -45,11 +45,17 @@ def _panels(rows: Bars, shape: tuple[int, int]) -> list[dict[str, Any]]:
 
 
 def _paint(picture: Any, data: Any) -> None:
-    axes = picture.subplots(1, len(data["panels"]))
+    axes = picture.subplots(len(data["panels"]), 1, sharex=True)
+    longest = max(bar["ms"] for panel in data["panels"] for bar in panel["bars"])
     for axis, panel in zip(axes, data["panels"], strict=True):
         bars = panel["bars"]
         places = range(len(bars))
-        axis.barh(places, [bar["ms"] for bar in bars], color=[BLUE if bar["ours"] else FAINT for bar in bars])
+        axis.barh(
+            places,
+            [bar["ms"] for bar in bars],
+            color=[BLUE if bar["ours"] else FAINT for bar in bars],
+            zorder=2,
+        )
         for place, bar in zip(places, bars, strict=True):
             axis.annotate(
                 f"{bar['ms']:.1f}", (bar["ms"], place), (3, 0),
@@ -59,7 +65,7 @@ def _paint(picture: Any, data: Any) -> None:
         axis.set_xscale("log")
         axis.set_xticks(TICKS, [str(tick) for tick in TICKS])
         axis.minorticks_off()
-        axis.set_xlim(0.5 * min(bar["ms"] for bar in bars), 2.2 * max(bar["ms"] for bar in bars))
+        axis.set_xlim(TICKS[0], 1.5 * longest)
         axis.grid(visible=False, axis="y")
-        axis.set_xlabel("milliseconds, forward and backward, bf16")
         axis.set_title(f"Hidden {panel['hidden']}, {panel['lanes']} x {panel['chunk']} ({data['machine']})")
+    axes[-1].set_xlabel("milliseconds, forward and backward, bf16")
