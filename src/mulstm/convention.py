@@ -121,14 +121,16 @@ class Convention:
         known = self.alphabet.symbols + self.alphabet.aliases[::2]
         place = next(k for k, byte in enumerate(text) if byte not in known)
         letter = text[place : place + 1]
-        shown = repr(letter.decode("ascii")) if letter.isascii() and letter.isalnum() else f"0x{letter.hex()}"
+        shown = repr(letter.decode("ascii")) if 0x20 < letter[0] < 0x7F else f"0x{letter.hex()}"
         if self.name != "protein":
             return DataError(
                 f"Record {record} has the byte {shown} at position {place + 1}, which is not in the model's "
                 "alphabet. Take it out, or use a model of all bytes."
             )
         if letter.upper() in known:
-            help = "Write residues in upper case (--upper does)."
+            help = "Write residues in upper case (embed, score and neurons do with --upper)."
+        elif letter == b"*":
+            help = "The end is understood: take the stop sign out."
         else:
             help = "Residues are upper-case letters of the amino-acid code; write X for an unknown one."
         return DataError(f"Record {record} has {shown} at position {place + 1}, which is no residue. {help}")

@@ -18,8 +18,9 @@ from mulstm import recipe as recipes
 from mulstm import update as updates
 from mulstm.data.corpus import Corpus
 from mulstm.data.lanes import Lanes
-from mulstm.errors import CheckpointError, ExtraError, RecipeError, RunError
+from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError, RunError
 from mulstm.nn.model import LanguageModel
+from mulstm.predict import impossible
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordLanes, RecordSplit
 from mulstm.resume import Progress
@@ -253,12 +254,27 @@ def _update(
                 f"The model in {start_from} is another one than the recipe's ({'; '.join(changed)}). "
                 "Give the recipe it was trained with, or leave --from out."
             )
+        _require_predictable(start.model, corpus)
         model.load_state_dict(start.model.state_dict())
     model = model.to(share.device).train()
     model.precision, model.backend = recipe.train.precision, recipe.train.backend
     backend_of(model, recipe.train.lanes // share.count)
     generator = torch.Generator(share.device).manual_seed(recipe.train.seed)
     return updates.make(model, recipe, generator, share)
+
+
+def _require_predictable(model: LanguageModel, corpus: Corpus) -> None:
+    """A symbol that a foreign output layer has no class for cannot be learnt: its loss swamps all others."""
+    never, records = impossible(model), corpus.split("all")
+    if not never or not isinstance(records, RecordSplit):
+        return
+    for k, (_, y) in enumerate(records.records(), 1):
+        if (bad := y[np.isin(y, never)]).size:
+            shown = corpus.alphabet.decode(bad[:1]).decode("ascii", errors="replace")
+            raise DataError(
+                f"Record {k} of {corpus.name} has {shown!r}, which the model's output layer has no "
+                "class for. Take it out of the sequences."
+            )
 
 
 def _source(recipe: Recipe, start_from: str | Path | None, folder: Path) -> dict[str, Any]:

@@ -95,10 +95,15 @@ class Clamped(Predictor):
         return F.linear(h.to(model.W_out.dtype), model.W_out, model.b_out)
 
 
-def draw(found: Trace, path: Path) -> None:
-    """A figure of the units over the text, as .svg, .png or .pdf; equal traces give equal files."""
+def require_figure(path: Path) -> None:
+    """Complains about a name that is no figure's."""
     if path.suffix not in FIGURES:
         raise DataError(f"{path.name} is no figure. End it in one of: {', '.join(FIGURES)}.")
+
+
+def draw(found: Trace, path: Path) -> None:
+    """A figure of the units over the text, as .svg, .png or .pdf; equal traces give equal files."""
+    require_figure(path)
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -14,7 +14,15 @@ from mulstm.nn.model import LanguageModel
 from mulstm.ops.reference import State
 
 Symbols = npt.NDArray[np.integer] | Tensor
+NO_CLASS = -1e3  # importers give such a symbol an output bias below this
 LONGEST = 256  # a long prompt is fed in pieces of this length, so that memory stays constant
+
+
+def impossible(model: LanguageModel) -> tuple[int, ...]:
+    """Symbols that the output layer has no class for, as in a foreign head: they are never predicted."""
+    if model.b_out is None:
+        return ()
+    return tuple(torch.nonzero(model.b_out.detach() <= NO_CLASS).flatten().tolist())
 
 
 class Predictor:

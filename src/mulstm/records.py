@@ -137,8 +137,8 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
         text = value[fields[0]]
         if not isinstance(text, str):
             raise DataError(f'{where}: "{fields[0]}" is {type(text).__name__}, not text. Mend the line.')
-        name = str(value[fields[1]]) if fields[1] else str(number)
-        label = str(value[fields[2]]) if fields[2] else ""
+        name = _sound(str(value[fields[1]])) if fields[1] else str(number)
+        label = _sound(str(value[fields[2]])) if fields[2] else ""
         yield Record(name, text.encode("utf-8", errors="surrogatepass"), label)
 
 
@@ -161,9 +161,15 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
                         f"{path}, row {number}: {len(row)} fields, but the header has {len(header)}. Mend it."
                     )
                 body, name, label = (row[place] if place >= 0 else "" for place in places)
-                yield Record(name or str(number), body.encode("utf-8", errors="surrogateescape"), label)
+                text_bytes = body.encode("utf-8", errors="surrogateescape")
+                yield Record(_sound(name) or str(number), text_bytes, _sound(label))
         except csv.Error as error:
             raise DataError(f"{path}, line {rows.line_num}: {error}. Mend the line.") from error
+
+
+def _sound(name: str) -> str:
+    """A name that can be written anywhere: what is no character becomes the sign for that."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if "\ud800" <= c <= "\udfff" else c for c in name)
 
 
 def _fields(known: list[str], column: str, id_column: str, label_column: str, where: str) -> list[str]:

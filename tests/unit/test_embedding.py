@@ -150,10 +150,29 @@ def test_own_models_read_the_bare_text() -> None:
         np.testing.assert_allclose(found.c_final[k], state[-1].c[0].detach(), atol=1e-6)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("units", [(), (3, 1)])
+def test_cells_without_c(suffix: str, units: tuple[int, ...], tmp_path: Path) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    torch.manual_seed(0)
+    model = LanguageModel(ModelRecipe(hidden=5, cell="rnn"), 256)
+    loaded = Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {})
+    wanted = Wanted(("h_mean", "c_final", "joined"), positions=True, units=units)
+    embed_file(loaded, [Record("a", b"abc"), Record("b", b"de")], tmp_path / f"r{suffix}", wanted=wanted)
+    expected = embed(loaded, ["abc", "de"])
+    for k, row in enumerate(read_rows(tmp_path / f"r{suffix}")):
+        h = expected.h_mean[k, list(units)] if units else expected.h_mean[k]
+        np.testing.assert_allclose(row["h_mean"], h, atol=1e-6)
+        assert len(row["c_final"]) == 0  # type: ignore[arg-type]
+        assert len(row["joined"]) == 2 * len(h)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("protein", "words"),
     [
-        (b"MKT*", "Record p has 0x2a at position 4, which is no residue"),
+        (b"MKT*", "Record p has '*' at position 4, which is no residue. The end is understood"),
+        (b"MK\xff", "Record p has 0xff at position 3"),
         (b"MKt", "--upper"),
         (b"MK1", "Record p has '1' at position 3"),
     ],

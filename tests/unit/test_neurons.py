@@ -84,6 +84,20 @@ def test_sampling_with_a_unit_held() -> None:
     assert text(20.0) != text(-20.0)
 
 
+def test_a_gpus_own_loop_is_not_used_where_a_unit_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would draw without the unit."""
+    from mulstm import sample as sampling
+
+    asked = []
+    monkeypatch.setattr(sampling.packed, "sampler", lambda *a, **k: asked.append(a))
+    loaded = byte_model()
+    held = neurons.Clamped(loaded.model, loaded.alphabet, units={2: 1.0})
+    list(sample(loaded.model, loaded.alphabet, b"x", Sampling(length=2), predictor=held))
+    assert not asked
+    list(sample(loaded.model, loaded.alphabet, b"x", Sampling(length=2)))
+    assert asked
+
+
 def test_sampling_proteins_begins_and_ends_by_itself() -> None:
     weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "w")
     model = interop.to_model(weights)

@@ -207,6 +207,28 @@ def test_going_on_with_a_protein_model(tmp_path: Path) -> None:
     assert [s.symbols for s in scores(tuned, [Record("a", b"MKT")])] == [4]
 
 
+def test_a_protein_model_takes_lines_but_no_symbol_without_a_class(tmp_path: Path) -> None:
+    weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "w")
+    start = tmp_path / "u.safetensors"
+    checkpoint.save(start, interop.to_model(weights), weights.alphabet, source=weights.source)
+    (tmp_path / "p.txt").write_text("\n".join(proteins(9)))
+    settings = ["train.updates=1", "train.chunk=16"]
+    recipe = _target.recipe_for(str(tmp_path / "p.txt"), settings, None, start)
+    assert (recipe.data.records, recipe.data.convention) == ("lines", "protein")
+    (tmp_path / "gap.txt").write_text("\n".join([*proteins(9), "MK-T"]))
+    recipe = _target.recipe_for(str(tmp_path / "gap.txt"), settings, None, start)
+    with pytest.raises(
+        DataError, match=r"Record 10 of gap\.txt has '-', which the model's output layer has no"
+    ):
+        train.train(recipe, runs_dir=tmp_path / "runs", device="cpu", start_from=start, quiet=True)
+
+
+def test_a_column_needs_no_further_word(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("review,x\n" + "".join(f"text number {k},0\n" for k in range(9)))
+    recipe = _target.recipe_for(str(tmp_path / "t.csv"), ["data.column=review"], None)
+    assert (recipe.data.records, recipe.data.column) == ("csv", "review")
+
+
 def test_proteins_from_nothing_and_going_on_after_a_stop(tmp_path: Path) -> None:
     fasta(tmp_path / "p.fasta", proteins(20))
     small = ["model.hidden=8", "model.embedding=4", "train.updates=6", "train.chunk=16", "evaluate.every=3"]

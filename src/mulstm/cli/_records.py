@@ -39,6 +39,14 @@ def read(
         yield record._replace(text=record.text.upper()) if upper else record
 
 
+def require_folder(out: Path | None) -> None:
+    """Complains, before any work is done, about an output that could not be written."""
+    from mulstm.errors import DataError
+
+    if out is not None and not out.parent.is_dir():
+        raise DataError(f"The folder {out.parent} does not exist. Make it first.")
+
+
 class Counter:
     """How many records are done: one repainted line on a terminal, else a line now and then."""
 

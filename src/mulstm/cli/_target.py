@@ -47,9 +47,12 @@ def recipe_for(
 
 def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) -> Recipe:
     """The default recipe; files of records are known by their ending, and FASTA holds proteins."""
+    kind = kind_of(target)
+    if kind != "lines" and "data.records" not in _given(overrides):
+        overrides = [f"data.records={kind}", *overrides]
     found = recipe.load("text" if start_from is None else "finetune", overrides)
-    kind = found.data.records or kind_of(target)
-    d = replace(found.data, corpus=target, records="" if kind == "lines" and not found.data.records else kind)
+    kind = found.data.records or kind
+    d = replace(found.data, corpus=target)
     model = found.model
     if start_from is not None:
         from mulstm import checkpoint
@@ -60,6 +63,8 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
         model = replace(start.model.recipe, **{key: getattr(model, key) for key in said})
         name = next((name for name, make in ALPHABETS.items() if make() == start.alphabet), "corpus")
         convention = str(start.meta["source"].get("convention", ""))
+        if name == "protein" and not d.records:
+            d = replace(d, records=kind)  # a protein a line: they are never one text
     else:
         name, convention = ("protein", "protein") if kind == "fasta" else (d.alphabet, d.convention)
     if "data.alphabet" not in _given(overrides):

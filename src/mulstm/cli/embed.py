@@ -70,8 +70,8 @@ def command(
         console.result_json(facts)
     else:
         console.result(
-            f"{out}: {summary.records:,} records, {summary.symbols:,} symbols in "
-            f"{console.duration(summary.seconds)}, {summary.symbols / summary.seconds:,.0f} symbols/s"
+            f"{out}: {summary.records:,} record{'s' * (summary.records != 1)}, {summary.symbols:,} symbols "
+            f"in {console.duration(summary.seconds)}, {summary.symbols / summary.seconds:,.0f} symbols/s"
         )
 
 

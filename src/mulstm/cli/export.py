@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
+FORMATS = ("unirep", "openai", "nvidia", "chainer", "tape", "torchrecurrent", "onnx", "hub")
+
 
 def command(
     model: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
     format_name: Annotated[
         str,
-        typer.Argument(
-            metavar="FORMAT", help="unirep, openai, nvidia, chainer, tape, torchrecurrent, onnx or hub."
-        ),
+        typer.Argument(metavar="FORMAT", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}."),
     ],
     out: Annotated[Path, typer.Argument(help="The file or folder to write.")],
 ) -> None:
@@ -23,7 +23,14 @@ def command(
     onnx is the single step with its state in and out; hub is a folder for the Hugging Face hub.
     """
     from mulstm import checkpoint, console, interop
+    from mulstm.cli._records import require_folder
+    from mulstm.errors import CheckpointError
 
+    if format_name not in FORMATS:
+        raise CheckpointError(f'There is no format "{format_name}". Choose one of: {", ".join(FORMATS)}.')
+    require_folder(out)
+    if out.is_file() and format_name in ("openai", "hub"):
+        raise CheckpointError(f"{out} is a file, and {format_name} writes a folder. Give another name.")
     if format_name == "onnx":
         from mulstm.interop import onnx
 

@@ -46,8 +46,12 @@ def command(
     Examples: "mulstm import unirep 1900 unirep.safetensors"; "mulstm import openai model/ review.safetensors"
     """
     from mulstm import checkpoint, console, interop
+    from mulstm.cli._records import require_folder
 
+    require_folder(out)
     if compare:
+        if head_map:
+            raise typer.BadParameter("give --head-map or --compare, not both", param_hint="--compare")
         weights, losses = _compared(format_name, path, compare)
         for name, bits in losses.items():
             console.note(f"head map {name}: {bits:.3f} bits/symbol on {compare}")
@@ -80,21 +84,24 @@ def _compared(format_name: str, path: str, fasta: str) -> tuple[Weights, dict[st
     from mulstm import interop
     from mulstm.checkpoint import Checkpoint
     from mulstm.cli._records import read
-    from mulstm.errors import DataError
+    from mulstm.errors import CheckpointError, DataError
     from mulstm.interop import unirep
     from mulstm.recipe import Recipe
     from mulstm.scoring import scores, total
 
+    if format_name not in ("unirep", "tape"):
+        raise CheckpointError(f"The {format_name} format has no use for --compare. Leave it out.")
     proteins = list(read(fasta, "fasta", "", ""))
     losses: dict[str, float] = {}
     found: dict[str, Weights] = {}
-    for name in unirep.HEAD_MAPS:
+    known = format_name == "unirep" and unirep.is_known(path)
+    for name in ("unirep",) if known else unirep.HEAD_MAPS:
         found[name] = interop.read(format_name, path, head_map=name)
         weights = found[name]
         loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
         losses[name] = total(scores(loaded, proteins))["bits_per_symbol"]
-    best, worst = sorted(losses, key=lambda name: losses[name])
-    if losses[worst] - losses[best] < 0.1:
+    best, worst = min(losses, key=lambda name: losses[name]), max(losses, key=lambda name: losses[name])
+    if not known and losses[worst] - losses[best] < 0.1:
         raise DataError(
             f"The two head maps fit {fasta} equally well ({losses[best]:.3f} and {losses[worst]:.3f} bits). "
             "Give more real proteins, or --head-map."

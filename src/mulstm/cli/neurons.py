@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mulstm.cli._options import AsJson, Device
-from mulstm.cli._records import Column, IdColumn, Input, Kind, Model
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Model, Upper
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look into a model's units."
@@ -29,6 +30,7 @@ def trace(
     kind: Kind = "",
     column: Column = "",
     id_column: IdColumn = "",
+    upper: Upper = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -36,10 +38,19 @@ def trace(
     import json
 
     from mulstm import checkpoint, console, neurons, parallel
-    from mulstm.cli._records import read
+    from mulstm.cli._records import read, require_folder
+    from mulstm.cli._terminal import shown
+    from mulstm.errors import DataError
 
+    for out in (figure, page):
+        require_folder(out)
+    if figure is not None:
+        neurons.require_figure(figure)
     loaded = checkpoint.load(model, parallel.pick(device))
-    found = [neurons.trace(loaded, record, unit, of) for record in read(source, kind, column, id_column)]
+    records = read(source, kind, column, id_column, upper)
+    found = [neurons.trace(loaded, record, unit, of) for record in records]
+    if not found:
+        raise DataError("The input holds no record. Check the file and --as.")
     for one in found:
         if as_json:
             values = {str(u): one.values[:, k].tolist() for k, u in enumerate(one.units)}
@@ -48,11 +59,11 @@ def trace(
         console.result("\t".join(["id", "position", "symbol", *(f"{of}[{u}]" for u in one.units)]))
         for t, row in enumerate(one.values):
             symbol = repr(chr(one.text[t])) if t < len(one.text) else ""
-            console.result("\t".join([one.id, str(t + 1), symbol, *(f"{value:.6f}" for value in row)]))
-    if figure is not None and found:
+            console.result("\t".join([shown(one.id), str(t + 1), symbol, *(f"{value:.6f}" for value in row)]))
+    if figure is not None:
         neurons.draw(found[0], figure)
         console.note(f"wrote {figure}")
-    if page is not None and found:
+    if page is not None:
         neurons.write_page(found, page)
         console.note(f"wrote {page}")
 
@@ -67,6 +78,7 @@ def find(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Which records are held out.")] = 1,
     kind: Kind = "",
     column: Column = "",
+    upper: Upper = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +89,7 @@ def find(
     from mulstm.cli._records import read
 
     loaded = checkpoint.load(model, parallel.pick(device))
-    records = list(read(source, kind, column, "", label=label))
+    records = list(read(source, kind, column, "", upper, label))
     found = probe.find(loaded, records, of=of, top=top, seed=seed)
     if as_json:
         console.result_json(dataclasses.asdict(found))
@@ -114,6 +126,7 @@ def sample(
     held = neurons.Clamped(loaded.model, loaded.alphabet, units=_clamps(clamp))
     how = Sampling(length=length, temperature=temperature, seed=seed)
     stream = Utf8Stream()
+    loaded.alphabet.encode(prompt.encode())  # says what is wrong with it before anything is printed
     sys.stdout.write(shown(prompt))
     for (piece,) in draw(loaded.model, loaded.alphabet, prompt.encode(), how, predictor=held):
         sys.stdout.write(shown(stream.feed(piece)))
@@ -127,6 +140,8 @@ def _clamps(given: list[str]) -> dict[int, float]:
         unit, _, value = text.partition("=")
         try:
             clamps[int(unit)] = float(value)
+            if not math.isfinite(clamps[int(unit)]):
+                raise ValueError
         except ValueError:
             raise typer.BadParameter(f"{text!r} is not UNIT=VALUE", param_hint="--clamp") from None
     return clamps

@@ -40,11 +40,13 @@ def command(
     A protein's stop symbol and a text's line end are predicted too. --json prints one object a record.
     """
     from mulstm import checkpoint, console, parallel
-    from mulstm.cli._records import read
+    from mulstm.cli._records import read, require_folder
+    from mulstm.errors import DataError
     from mulstm.packing import LANES
     from mulstm.scoring import scores, total
     from mulstm.scoring.page import surprise
 
+    require_folder(page)
     loaded = checkpoint.load(model, parallel.pick(device))
     needed = losses or words or page is not None
     found = scores(
@@ -65,10 +67,12 @@ def command(
         with replacing(page) as temporary, temporary.open("w", encoding="utf-8") as out:
             out.writelines(surprise(f"Surprise of {model.name}", kept))
         console.note(f"wrote {page}")
+    if not whole["records"]:
+        raise DataError("The input holds no record. Check the file and --as.")
     if not as_json:
         console.note(
-            f"{whole['records']:,} records, {whole['symbols']:,} symbols: "
-            f"{whole.get('bits_per_symbol', 0):.4f} bits/symbol, perplexity {whole.get('perplexity', 0):.3f}"
+            f"{whole['records']:,} record{'s' * (whole['records'] != 1)}, {whole['symbols']:,} symbols: "
+            f"{whole['bits_per_symbol']:.4f} bits/symbol, perplexity {whole['perplexity']:.3f}"
             + (f", word perplexity {whole['word_perplexity']:.2f}" if "word_perplexity" in whole else "")
         )
 
@@ -77,9 +81,9 @@ def _printed(found: Iterator[Score], as_json: bool, losses: bool, words: bool) -
     """The same scores, each told as it comes."""
     from mulstm import console
 
-    if not as_json:
-        console.result(f"{'symbols':>9} {'nats':>12} {'bits/symbol':>11}  id")
-    for score in found:
+    for k, score in enumerate(found):
+        if not as_json and k == 0:
+            console.result(f"{'symbols':>9} {'nats':>12} {'bits/symbol':>11}  id")
         if as_json:
             console.result(json.dumps(_object(score, losses, words), ensure_ascii=False))
         else:

@@ -151,7 +151,7 @@ def embed_file(
                 progress(len(part.records))
         if store.count == 0:
             raise DataError("The input holds no record. Check the file and --as.")
-        symbols = store.total + store.count * before
+        symbols = store.total + store.count * (before + after)
         files.write(store, out)
         return Summary(store.count, symbols, time.perf_counter() - begun)
 
@@ -161,8 +161,9 @@ def _widths(loaded: Checkpoint, wanted: Wanted) -> dict[str, int]:
     if bad := [unit for unit in wanted.units if not 0 <= unit < H]:
         raise DataError(f"There is no unit {bad[0]}: the model has {H}. Give units from 0 to {H - 1}.")
     width = len(wanted.units) or H
-    widths = {name: 3 * width if name == "joined" else width for name in wanted.vectors}
-    return widths | ({"h": width} if wanted.positions else {})
+    c = width if loaded.model.zero_state(1)[-1].c.shape[1] else 0  # some cells have none
+    each = {"h_mean": width, "h_final": width, "c_final": c, "joined": 2 * width + c, "h": width}
+    return {name: each[name] for name in (*wanted.vectors, *["h"] * wanted.positions)}
 
 
 def _put(store: Store, part: Embedded, wanted: Wanted) -> None:
@@ -175,7 +176,7 @@ def _put(store: Store, part: Embedded, wanted: Wanted) -> None:
 
 
 def _chosen(rows: Array, wanted: Wanted) -> Array:
-    return rows[:, list(wanted.units)] if wanted.units else rows
+    return rows[:, list(wanted.units)] if wanted.units and rows.shape[1] else rows
 
 
 def _summed(packed: Packed, h: Tensor) -> Tensor:

@@ -21,9 +21,7 @@ from mulstm.runs import write_atomic
 def load(path: Path) -> Any:
     """What the file holds: tensors, numbers, containers and argparse namespaces; anything else is refused."""
     if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(str(path))
+        return _safetensors(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -37,6 +35,18 @@ def load(path: Path) -> Any:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{path} is not a readable torch file ({first}). Check that it was copied whole."
+        ) from error
+
+
+def _safetensors(path: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a readable safetensors file ({error}). Check that it was copied whole."
         ) from error
 
 

@@ -56,14 +56,19 @@ def read(path: str | Path, *, head_map: str = "") -> Weights:
     """
     place = _place(path)
     digest = sha256(place)
-    # The original software has one head map, so its folders need no telling.
-    published = digest in PUBLISHED or place.is_dir()
+    published = is_known(place, digest)
     head_map = _head_map(head_map, published, place)
     weights = from_arrays(_read_folder(place) if place.is_dir() else read_npz(place), head_map, str(place))
     weights.source.update(sha256=digest, file=place.name)
     if published:
         weights.source["licence"] = LICENCE
     return weights
+
+
+def is_known(path: str | Path, digest: str = "") -> bool:
+    """Whether a file needs no telling of its head map: published, or in the original software's folders."""
+    place = _place(path)
+    return place.is_dir() or (digest or sha256(place)) in PUBLISHED
 
 
 def _place(path: str | Path) -> Path:
@@ -144,6 +149,11 @@ def write(weights: Weights, path: str | Path) -> None:
     if path.suffix == ".npz":
         write_npz(path, arrays)
         return
+    if weights.source.get("head_map", "unirep") != "unirep":
+        raise CheckpointError(
+            f"The original software knows one head map, and this model has {weights.source['head_map']}. "
+            "Write an .npz."
+        )
     path.mkdir(parents=True, exist_ok=True)
     for key, name in _churchlab_names(weights.recipe.layers).items():
         np.save(path / f"{name}.npy", arrays[key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor
 from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
-from mulstm.errors import CheckpointError
+from mulstm.errors import CheckpointError, DataError
 from mulstm.packing import LANES, Symbols, picked, run
+from mulstm.predict import impossible
 from mulstm.records import Record
 from mulstm.units import bits
 
@@ -154,10 +155,12 @@ def _unordered(
     model = loaded.model.eval()
     reading: dict[int, _Open] = {}
     targets: dict[int, Symbols] = {}
+    never = impossible(model)
 
     def read() -> Iterator[Symbols]:
         for index, record in enumerate(records):
             x, y = convention.scored(record.text, record.id)
+            _require_possible(y, never, convention, record.id)
             reading[index] = _Open(record.id, convention.alphabet.decode(y[y >= 0]))
             targets[index] = y
             yield x
@@ -184,6 +187,16 @@ def _unordered(
                     _likeliest(logits[lane, -1], convention, following),
                 ),
             )
+
+
+def _require_possible(y: Symbols, never: Sequence[int], convention: Convention, record: str) -> None:
+    """A symbol without a class would cost thousands of nats, and say nothing about the record."""
+    if never and (bad := np.flatnonzero(np.isin(y, never))).size:
+        place = int(bad[0]) + 1 - int((y < 0).sum())
+        raise DataError(
+            f"Record {record} has {symbol_name(convention, int(y[bad[0]]))!r} at position {place}, which the "
+            "model's output layer has no class for. Take it out of the record."
+        )
 
 
 def _likeliest(logits: Tensor, convention: Convention, count: int) -> list[tuple[str, float]]:
