@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -105,6 +106,52 @@ def clip(parameters: Iterable[Tensor], largest: float) -> Tensor:
     if largest > 0:
         torch.nn.utils.clip_grads_with_norm_(held, largest, norm, foreach=True)
     return norm
+
+
+def clip_and_step(optimiser: torch.optim.Optimizer, parameters: Iterable[Tensor], largest: float) -> Tensor:
+    """Clips as `clip` does, makes the optimiser's step, and returns the norm; gradients are not kept."""
+    if isinstance(optimiser, torch.optim.Adam) and _fusible(optimiser):
+        return _fused_adam(optimiser, largest)
+    norm = clip(parameters, largest)
+    optimiser.step()
+    return norm
+
+
+def _fusible(optimiser: torch.optim.Adam) -> bool:
+    """Whether Adam and the clipping before it can be one kernel's work: fp32 on a GPU that Triton knows."""
+    held = [p for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+    if not held or find_spec("triton") is None:
+        return False
+    if not all(
+        x.is_cuda and x.dtype == torch.float32 and x.is_contiguous() for p in held for x in (p, p.grad)
+    ):
+        return False
+    return torch.cuda.get_device_capability(held[0].device) >= (8, 0)
+
+
+@torch.no_grad()
+def _fused_adam(optimiser: torch.optim.Adam, largest: float) -> Tensor:
+    from mulstm.ops.triton_adam import adam
+
+    # Those that decay come first.
+    groups = sorted(optimiser.param_groups, key=lambda group: group["weight_decay"] == 0)
+    held = [[p for p in group["params"] if p.grad is not None] for group in groups]
+    parameters = [p for group in held for p in group]
+    for p in parameters:
+        if not optimiser.state[p]:
+            optimiser.state[p] = {
+                "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
+    means, squares, steps = (
+        [optimiser.state[p][what] for p in parameters] for what in ("exp_avg", "exp_avg_sq", "step")
+    )
+    first = groups[0]
+    return adam(
+        parameters, [p.grad for p in parameters], means, squares, steps, first["lr"], first["betas"],
+        first["eps"], first["weight_decay"], len(held[0]), isinstance(optimiser, torch.optim.AdamW), largest,
+    )  # fmt: skip
 
 
 def state_tensors(optimiser: torch.optim.Optimizer, named: Named) -> dict[str, Tensor]:

@@ -95,8 +95,7 @@ class Update:
         # Each process's mean over its lanes, divided by their number: the sum is the mean over all lanes.
         (loss / self.share.count).backward()  # type: ignore[no-untyped-call]
         self.share.sum(parameter.grad for parameter in self.parameters)
-        norm = optim.clip(self.parameters, self.recipe.optimiser.clip)
-        self.optimiser.step()
+        norm = optim.clip_and_step(self.optimiser, self.parameters, self.recipe.optimiser.clip)
         with torch.no_grad():
             if train.refresh:
                 _, after = self.model(x, before, masks, first)

@@ -134,6 +134,21 @@ def test_clipping() -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop-normalised"])
+def test_clip_and_step_are_both_in_turn(name: str) -> None:
+    recipe = OptimiserRecipe(name=name, weight_decay=0.0 if name == "rmsprop-normalised" else 0.1)
+    one, other, rate = made(), made(), torch.tensor(0.1)
+    together, apart = optim.build(recipe, one, rate), optim.build(recipe, other, rate)
+    for j in range(1, 4):
+        give(one, j)
+        give(other, j)
+        norm = optim.clip_and_step(together, [t for _, t in one], 0.5)
+        assert torch.equal(norm, optim.clip([t for _, t in other], 0.5))
+        apart.step()
+    for (_, a), (_, b) in zip(one, other, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop-normalised"])
 def test_state_put_back_goes_on_as_before(name: str) -> None:
     recipe = OptimiserRecipe(name=name, beta2=0.9)
     named, rate = made(), torch.tensor(0.1)

@@ -6,6 +6,7 @@ tensors are bf16.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mulstm.ops import triton_steps as steps
+from mulstm.ops.triton_beside import Beside
 from mulstm.ops.triton_pack import pack_rows, pack_vector, unpack_rows, unpack_vector
 from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import Chunk, Gradients, Saved, product_fp32
@@ -71,10 +73,11 @@ def _places(spec: Spec, p: Parameters) -> list[tuple[str, str, int, int]]:
     return [row for row in rows if row[0] in p]
 
 
-def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int) -> Packed:
+def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Beside | None = None) -> Packed:
     """All of a layer's weights, for an input of that many columns.
 
-    Where the input brings columns of ones, the bias is a column of W_x; MI-LSTM's is added later.
+    Where the input brings columns of ones, the bias is a column of W_x; MI-LSTM's is added later. What the
+    input product does not need is packed beside it; the caller joins.
     """
     HP, device = spec.HP, p["W_zx"].device
     total = spec.blocks * HP + (HP if "W_mh" in p else 0)
@@ -86,13 +89,17 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int) -> Packed:
     if spec.unit == "initial":
         packed.b_h = pack_vector(b_z[: spec.H], 1, HP)
         b_z = torch.cat([torch.zeros_like(b_z[: spec.H]), b_z[spec.H :]])
-    for name, matrix, at, blocks in _places(spec, p):
-        if getattr(packed, matrix) is None:
-            out = torch.empty(rows[matrix], widths[matrix], dtype=torch.bfloat16, device=device)
-            setattr(packed, matrix, out)
-        bias = b_z if augmented and name == "W_zx" else None
-        out = getattr(packed, matrix)[at : at + blocks * HP]
-        packed.scales[name] = pack_rows(p[name], p.get("g" + name[1:]), drop.get(name), bias, out, blocks)
+    # The recurrent matrices first, so that their work is under way when the input's begins.
+    for name, matrix, at, blocks in reversed(_places(spec, p)):
+        later = matrix in ("W_mh", "W_zm")
+        with beside.fork() if beside is not None and later else nullcontext():
+            if getattr(packed, matrix) is None:
+                out = torch.empty(rows[matrix], widths[matrix], dtype=torch.bfloat16, device=device)
+                setattr(packed, matrix, out)
+            bias = b_z if augmented and name == "W_zx" else None
+            out = getattr(packed, matrix)[at : at + blocks * HP]
+            gain = p.get("g" + name[1:])
+            packed.scales[name] = pack_rows(p[name], gain, drop.get(name), bias, out, blocks)
     if not augmented:
         b = pack_vector(b_z, spec.blocks, HP)
         b = torch.cat([b.new_zeros(total - b.numel()), b])
@@ -167,8 +174,10 @@ class LayerFunction(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         p = dict(zip(names, parameters, strict=True))
-        w = pack(spec, p, drop, x.shape[1])
+        beside = Beside(x.device)
+        w = pack(spec, p, drop, x.shape[1], beside)
         chunk, wx = _chunk(spec, w, x, low, h_0, c_0, mask)
+        beside.join()
         plan = steps.plan_for(chunk)
         saved = steps.forward(chunk, plan, save=True)
         ctx.save_for_backward(x, low, *parameters)
@@ -187,11 +196,14 @@ class LayerFunction(torch.autograd.Function):
         H = spec.H
         d = _vectors(spec, p, w, g, wx)
         dy = g.dx.flatten(0, 1) if wx is None else _interaction(p, w, g, wx, d, spec)
-        d |= _matrices(spec, p, drop, w, saved, g, dy, x, low)
-        if "b_h" in d:
-            d["b_z"][:H] = d.pop("b_h")
+        beside = Beside(x.device)
+        matrices, _kept = _matrices(spec, p, drop, w, saved, g, dy, x, low, beside)
+        d |= matrices
         dx = torch.mm(dy, w.W_x) if ctx.needs_input_grad[3] else None
         dlow = torch.mm(dy, w.W_l) if low is not None and ctx.needs_input_grad[4] else None
+        beside.join()
+        if "b_h" in d:
+            d["b_z"][:H] = d.pop("b_h")
         dh_0 = g.dh_0[:, :H] if ctx.needs_input_grad[5] else None
         dc_0 = g.dc_0[:, : c_shape[1]] if ctx.needs_input_grad[6] else None
         return None, None, None, dx, dlow, dh_0, dc_0, None, *(d.get(name) for name in names)
@@ -240,24 +252,31 @@ def _matrices(
     dy: Tensor,
     x: Tensor,
     low: Tensor | None,
-) -> Parameters:
-    """Gradients of all matrices, their gains, and b_z."""
-    dW_mh, dW_zm = steps.weight_gradients(saved, g)
-    dW = {"W_mh": dW_mh, "W_zm": dW_zm, "W_x": product_fp32(dy.t(), x)}
+    beside: Beside,
+) -> tuple[Parameters, list[Tensor]]:
+    """Gradients of all matrices, their gains, and b_z; and what must be kept until the caller has joined.
+
+    Each product's gradient is unpacked beside the products that follow.
+    """
+    products = steps.weight_gradients(saved, g)
+    products["W_x"] = lambda: product_fp32(dy.t(), x)
     if low is not None and w.W_l is not None:
-        dW["W_l"] = product_fp32(dy.t(), low)
+        products["W_l"] = lambda: product_fp32(dy.t(), low)
     d: Parameters = {}
-    for name, matrix, at, blocks in _places(spec, p):
-        bias = p["b_z"] if name == "W_zx" and w.b is None else None
-        packed = dW[matrix]
-        assert packed is not None
-        gain = "g" + name[1:]
-        dv, dgain, dbias = unpack_rows(
-            packed, p[name], p.get(gain), w.scales[name], drop.get(name), bias, at, blocks
-        )
-        d[name] = dv
-        if dgain is not None:
-            d[gain] = dgain
-        if dbias is not None:
-            d["b_z"] = dbias
-    return d
+    kept: list[Tensor] = []
+    for matrix, product in products.items():
+        packed = product()
+        kept.append(packed)
+        with beside.fork():
+            for name, _, at, blocks in (place for place in _places(spec, p) if place[1] == matrix):
+                bias = p["b_z"] if name == "W_zx" and w.b is None else None
+                gain = "g" + name[1:]
+                dv, dgain, dbias = unpack_rows(
+                    packed, p[name], p.get(gain), w.scales[name], drop.get(name), bias, at, blocks
+                )
+                d[name] = dv
+                if dgain is not None:
+                    d[gain] = dgain
+                if dbias is not None:
+                    d["b_z"] = dbias
+    return d, kept

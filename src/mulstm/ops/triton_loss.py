@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mulstm.ops.triton_beside import Beside
 from mulstm.ops.triton_layer import ONES, wide
 from mulstm.ops.triton_pack import pack_rows, unpack_rows
 from mulstm.ops.triton_plan import padded
@@ -185,18 +186,21 @@ class LossFunction(torch.autograd.Function):
             logits, b_out, y, lse, grads[0] / rows, d, rows, N, NP,
             HAS_BIAS=b_out is not None, R=R, BN=triton.next_power_of_2(NP), num_warps=4,
         )  # fmt: skip
-        dhs = [torch.mm(d, W).view(h.shape) for h, W in zip(hs, packed, strict=True)]
-        parts = []
+        beside = Beside(d.device)
+        parts, kept = [], []
         none = logits.new_empty(0)
-        for k, h in enumerate(hs):
-            dW = product_fp32(d.t(), h.flatten(0, 1))
-            part = W_out if layers == 1 else W_out[:, k * H : (k + 1) * H].contiguous()
-            parts.append(unpack_rows(dW, part, None, none, None, None, 0, 1)[0])
-        dW_out = parts[0] if layers == 1 else torch.cat(parts, dim=1)
-        db = None
-        if b_out is not None:
-            ones = torch.ones(16, rows, dtype=d.dtype, device=d.device)
-            db = product_fp32(ones, d)[0, :N]
+        with beside.fork():
+            for k, h in enumerate(hs):
+                kept.append(product_fp32(d.t(), h.flatten(0, 1)))
+                part = W_out if layers == 1 else W_out[:, k * H : (k + 1) * H].contiguous()
+                parts.append(unpack_rows(kept[-1], part, None, none, None, None, 0, 1)[0])
+            dW_out = parts[0] if layers == 1 else torch.cat(parts, dim=1)
+            db = None
+            if b_out is not None:
+                ones = torch.ones(16, rows, dtype=d.dtype, device=d.device)
+                db = product_fp32(ones, d)[0, :N]
+        dhs = [torch.mm(d, W).view(h.shape) for h, W in zip(hs, packed, strict=True)]
+        beside.join()
         return None, None, dW_out, db, *dhs
 
 

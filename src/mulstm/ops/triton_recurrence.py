@@ -155,7 +155,8 @@ def _backward(
     chunk = Chunk(mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit)
     saved = Saved(h, c, z, a, m, r)
     g = steps.backward(chunk, saved, dh[1:], None, dc_T, steps.plan_for(chunk))
-    dW_mh, dW_zm = steps.weight_gradients(saved, g)
+    products = {name: product() for name, product in steps.weight_gradients(saved, g).items()}
+    dW_mh, dW_zm = products.get("W_mh"), products["W_zm"]
     none = h_0.new_empty(0)
     return (
         none if g.dmx is None else g.dmx.contiguous(),

@@ -355,15 +355,15 @@ def _partial(x: Tensor, W: Tensor, tile: Tile | None, bf16: bool) -> Any:
     return split
 
 
-def weight_gradients(saved: Saved, grads: Gradients) -> tuple[Tensor | None, Tensor]:
-    """dW_mh and dW_zm in fp32, padded and packed."""
+def weight_gradients(saved: Saved, grads: Gradients) -> dict[str, Callable[[], Tensor]]:
+    """Functions that make dW_zm and dW_mh in fp32, padded and packed; the larger comes first."""
     T, B, H = saved.h.shape[0] - 1, saved.h.shape[1], saved.h.shape[2]
     before = saved.h[:-1].view(T * B, H)
     dr = grads.dr.flatten(0, 1)
     if grads.dmx is None:
-        return None, product_fp32(dr.t(), before)
-    da = grads.da.view(T * B, H)
-    return product_fp32(da.t(), before), product_fp32(dr.t(), saved.m.view(T * B, H))
+        return {"W_zm": lambda: product_fp32(dr.t(), before)}
+    da, m = grads.da.view(T * B, H), saved.m.view(T * B, H)
+    return {"W_zm": lambda: product_fp32(dr.t(), m), "W_mh": lambda: product_fp32(da.t(), before)}
 
 
 def product_fp32(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,34 @@
+"""A second stream: work bound by memory beside products that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+class Beside:
+    """Runs work beside what the current stream is given after it, and before it where both want a processor.
+
+    What such work reads must be kept until `join`: the allocator knows nothing of the second stream. What it
+    allocates may be freed whenever the host likes, since the next work here begins after a `fork`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device not in _STREAMS:
+            _STREAMS[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.stream = _STREAMS[device]
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        """Work that begins when what the current stream was given so far is done."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """The current stream goes on when all of it is done."""
+        torch.cuda.current_stream().wait_stream(self.stream)
