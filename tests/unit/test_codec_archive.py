@@ -7,6 +7,7 @@ import io
 import random
 import struct
 import zlib
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,10 @@ def unpacked(data: bytes, network: Network, **how: Any) -> bytes:
 def test_written_one_way_read_another(network: Network, adaptive: bool) -> None:
     content = mixed(400)
     data = packed(content, network, lanes=40, adaptive=adaptive)
-    other = Network(network.model, products="float32")
+    other = Network(network.model, products="float32", compiled=False)
     assert packed(content, other, lanes=40, adaptive=adaptive, coder="python") == data
+    if find_spec("constriction"):
+        assert packed(content, network, lanes=40, adaptive=adaptive, coder="constriction") == data
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from codec_oracle import Lane
 from codec_oracle import Learner as TheirLearner
 from codec_oracle import Matcher as TheirMatcher
 from mulstm.codec import integer as files
-from mulstm.codec import products
+from mulstm.codec import kernels, products
 from mulstm.codec.fold import lengths, outer_sum
 from mulstm.codec.learner import Learner
 from mulstm.codec.matcher import Matcher
@@ -29,10 +30,18 @@ CPU = torch.device("cpu")
 def run(network: Network, text: torch.Tensor) -> torch.Tensor:
     """All tables of a text (B, T)."""
     state, rows = network.start(len(text)), []
-    for x in text.T:
-        rows.append(network.shares(network.logits(network.output(state))))
-        state = network.step(x, state)
+    for x in text.T.contiguous():
+        begins = torch.zeros(len(text), network.model.alphabet.size + 1, dtype=torch.float64)
+        network.tables(network.output(state), None, None, begins)
+        rows.append(begins)
+        network.step(x, state)
     return torch.stack(rows, dim=1)
+
+
+def _loops(compiled: bool) -> ModuleType | None:
+    if compiled and kernels.find() is None:
+        pytest.skip("numba is not installed")
+    return kernels.find() if compiled else None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,6 +91,26 @@ def test_tables_depend_on_nothing_but_the_lane(kind: str) -> None:
         assert torch.equal(alone, together[rows])
 
 
+@pytest.mark.parametrize(
+    "wiring",
+    [
+        {},
+        {"layers": 2, "skip": True, "unit": "initial"},
+        {"layers": 2, "unit": "initial-text", "skip": False},
+        {"cell": "lstm", "layers": 3, "skip": False},
+        {"cell": "milstm"},
+        {"cell": "mrnn"},
+        {"cell": "rnn", "layers": 2},
+    ],
+    ids=str,
+)
+def test_compiled_loops_give_the_same(wiring: dict[str, object]) -> None:
+    _loops(True)
+    model = integer(**wiring)
+    text = torch.from_numpy(np.frombuffer(mixed(5 * 40), dtype=np.uint8).copy()).long().view(5, 40)
+    assert torch.equal(run(Network(model), text), run(Network(model, compiled=False), text))
+
+
 def test_tables_are_tables() -> None:
     network = Network(integer())
     logits = (torch.randint(-40_000, 40_000, (50, 256)) * torch.randint(0, 9, (50, 1))).double()
@@ -126,13 +155,16 @@ def test_sums_go_from_left_to_right() -> None:
     assert lengths(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist() == [5.0, 1.0]
 
 
-def test_the_matcher_counts_as_the_oracle_does() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_matcher_counts_as_the_oracle_does(compiled: bool) -> None:
     """Long enough for counts to be halved and slots to be fought for."""
+    loops = _loops(compiled)
     rng = np.random.default_rng(1)
     B, T, N = 12, 260, 6
     text = rng.integers(0, N, (T, B))
     text[:, ::2] = text[:, ::2] // 2 * (np.arange(T)[:, None] % 7 < 5)
-    ours = Matcher(B, B * T, torch.tensor([*range(N - 1), *[-1] * (256 - N + 1)]))
+    ours = Matcher(B, B * T, torch.tensor([*range(N - 1), *[-1] * (256 - N + 1)]), loops)
+    mine = torch.zeros(B, N + 1, dtype=torch.float64)
     theirs, lanes = TheirMatcher(B, T), [Lane({"facts": {"hidden": 1, "layers": 1}}) for _ in range(B)]
     theirs.seen = [[16_300] * 48 for _ in range(16)]
     ours._seen.fill_(16_300)
@@ -142,21 +174,24 @@ def test_the_matcher_counts_as_the_oracle_does() -> None:
     for t in range(T):
         cuts = np.sort(rng.choice(1 << 23, (B, N - 1), replace=False), axis=1) + np.arange(1, N)
         tables = np.concatenate([np.zeros((B, 1), int), cuts, np.full((B, 1), 1 << 24)], axis=1)
-        mine = ours.refine(torch.from_numpy(tables).double())
+        ours.refine(torch.from_numpy(tables).double(), mine)
         yours = [
             theirs.change(lane, row.tolist(), symbol_of) for lane, row in zip(lanes, tables, strict=True)
         ]
         assert mine.tolist() == [v for v, _ in yours]
+        ours.tick()
         ours.learn(torch.from_numpy(text[t].astype(np.uint8)))
         theirs.afterwards(t, lanes, text[t].tolist(), [context for _, context in yours])
     assert ours._seen.view(16, 48).tolist() == theirs.seen
     assert min(map(min, theirs.seen)) < 16_300
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("lanes", [1, 9, 300])
-def test_the_learner_learns_as_the_oracle_does(lanes: int) -> None:
+def test_the_learner_learns_as_the_oracle_does(lanes: int, compiled: bool) -> None:
+    _loops(compiled)
     model = integer(Alphabet(b"abcdef"), hidden=7)
-    ours = Learner(Network(model), lanes)
+    ours = Learner(Network(model, compiled=compiled), lanes)
     theirs = TheirLearner({name: array.astype(np.int64) for name, array in model.tensors().items()}, lanes)
     theirs.model["rate"] = np.array([1 << 19, 1 << 16, 500])
     ours._first, ours._least, ours._haste = 1 << 19, 1 << 16, 500
@@ -169,6 +204,7 @@ def test_the_learner_learns_as_the_oracle_does(lanes: int) -> None:
         said = ours.correction(planes(torch.from_numpy(h)))
         assert said.tolist() == [theirs.says(view).tolist() for view in views]
         x = rng.integers(0, 7, lanes)
+        ours.tick(lanes)
         ours.learn(torch.from_numpy(tables).double(), torch.from_numpy(x))
         theirs.taught(views, tables.tolist(), x.tolist())
     assert int(said.abs().max()) > 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from mulstm.codec.session import Session
 
 Progress = Callable[[int], None]  # told how many more bytes are done
 
-_TOGETHER = 32  # steps whose tables leave the device at once, where the text is known beforehand
+_TOGETHER = 64  # steps whose shares leave the device at once, where the text is known beforehand
 
 
 def encode(
@@ -28,51 +29,66 @@ def encode(
     progress: Progress | None = None,
 ) -> bytes:
     """The coded stream of a block that is not empty."""
-    session = Session(network, len(data), lanes, adaptive)
-    B, L = session.lanes, session.steps
-    text = np.zeros(B * L, dtype=np.uint8)
-    text[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-    text = np.ascontiguousarray(text.reshape(B, L).T)  # (L, B)
-    out = encoder(coder)
     with torch.inference_mode():
+        session = Session(network, len(data), lanes, adaptive)
+        B, L = session.lanes, session.steps
+        text = np.zeros(B * L, dtype=np.uint8)
+        text[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        text = np.ascontiguousarray(text.reshape(B, L).T)  # (L, B)
+        out = encoder(coder)
         for low in range(0, L, _TOGETHER):
             piece = text[low : low + _TOGETHER]
-            symbols = session.spelling.symbol_of[piece]
-            entries = np.where(symbols < 0, session.entries, symbols)
-            fed = torch.from_numpy(entries).to(network.device)
-            bytes_ = torch.from_numpy(piece).to(network.device)
-            tables = []
-            for t in range(len(piece)):
-                tables.append(session.tables())
-                k = session.taking_part
-                session.feed(fed[t, :k], bytes_[t, :k])
-            for t, begins in enumerate(tables):
-                _put(out, _whole(begins), entries[t], piece[t], session)
+            done = _encode_piece(session, network.device, piece, out)
             if progress is not None:
-                progress(sum(map(len, tables)))
+                progress(done)
     return out.finish()
+
+
+def _encode_piece(session: Session, device: torch.device, piece: NDArray[np.uint8], out: Encoder) -> int:
+    """Some steps of all lanes; how many bytes they have."""
+    symbols = session.spelling.symbol_of[piece]
+    entries = np.where(symbols < 0, session.entries, symbols)
+    fed, text = torch.from_numpy(entries).to(device), torch.from_numpy(piece).to(device)
+    own = torch.stack([fed, fed + 1], dim=2)
+    shares = torch.zeros(own.shape, dtype=torch.float64, device=device)
+    parts = []
+    for t in range(len(piece)):
+        begins = session.tables()
+        k = session.taking_part
+        parts.append(k)
+        if out.whole:
+            _put(out, _whole(begins), entries[t], entries[t], piece[t], session)
+        else:
+            torch.gather(begins, 1, own[t, :k], out=shares[t, :k])
+        session.feed(fed[t, :k], text[t, :k])
+    if not out.whole:
+        zeros = np.zeros(piece.shape[1], dtype=np.int64)
+        for t, pairs in enumerate(_whole(shares)):
+            _put(out, pairs[: parts[t]], zeros, entries[t], piece[t], session)
+    return sum(parts)
 
 
 def _put(
     out: Encoder,
-    begins: NDArray[np.int64],
+    begins: NDArray[Any],
+    columns: NDArray[np.int64],
     entries: NDArray[np.int64],
     text: NDArray[np.uint8],
     session: Session,
 ) -> None:
-    """The entries of one step, then the bytes that were escaped in it."""
-    entries, text = entries[: len(begins)], text[: len(begins)]
-    out.put(begins, entries)
-    escaped = entries == session.entries
+    """The entries of one step, found in `columns` of the tables, then the bytes that were escaped."""
+    B = len(begins)
+    out.put(begins, columns[:B])
+    escaped = entries[:B] == session.entries
     if escaped.any():
         outside = session.spelling.outside
-        rows = np.broadcast_to(uniform(len(outside)), (int(escaped.sum()), len(outside) + 1))
-        out.put(rows, np.searchsorted(outside, text[escaped]))
+        rows = np.tile(uniform(len(outside)), (int(escaped.sum()), 1))
+        out.put(rows, np.searchsorted(outside, text[:B][escaped]))
 
 
-def _whole(begins: Tensor) -> NDArray[np.int64]:
-    """Tables as the coder wants them."""
-    return begins.to(torch.int64).cpu().numpy()
+def _whole(begins: Tensor) -> NDArray[Any]:
+    """Shares as the coder wants them: whole numbers, at most 2**24."""
+    return begins.to(torch.int32).cpu().numpy()
 
 
 def decode(
@@ -86,23 +102,43 @@ def decode(
     progress: Progress | None = None,
 ) -> bytes:
     """The `length` bytes of a coded stream."""
-    session = Session(network, length, lanes, adaptive)
-    text = np.zeros((session.steps, session.lanes), dtype=np.uint8)
-    given, outside = decoder(stream, coder), session.spelling.outside
-    byte_of = np.append(session.spelling.byte_of, np.uint8(0))
     with torch.inference_mode():
+        session = Session(network, length, lanes, adaptive)
+        text = np.zeros((session.steps, session.lanes), dtype=np.uint8)
+        given, outside = decoder(stream, coder), session.spelling.outside
+        byte_of = np.append(session.spelling.byte_of, np.uint8(0))
+        from_device = _Host(session.tables(), torch.int32)
+        settled = _Host(torch.zeros(session.lanes, dtype=torch.int64), torch.int64, network.device)
+        plain = _Host(torch.zeros(session.lanes, dtype=torch.uint8), torch.uint8, network.device)
         for row in text:
-            begins = _whole(session.tables())
-            entries = given.get(begins)
-            settled = row[: len(begins)]
-            settled[:] = byte_of[entries]
+            k = session.taking_part
+            entries = given.get(from_device.fetch(session.tables()))
+            settled.array[:k] = entries
+            row[:k] = byte_of[entries]
             escaped = entries == session.entries
             if escaped.any():
-                rows = np.broadcast_to(uniform(len(outside)), (int(escaped.sum()), len(outside) + 1))
-                settled[escaped] = outside[given.get(rows)]
-            session.feed(
-                torch.from_numpy(entries).to(network.device), torch.from_numpy(settled).to(network.device)
-            )
+                rows = np.tile(uniform(len(outside)), (int(escaped.sum()), 1))
+                row[:k][escaped] = outside[given.get(rows)]
+            plain.array[:k] = row[:k]
+            session.feed(settled.tensor[:k], plain.tensor[:k])
             if progress is not None:
-                progress(len(begins))
+                progress(k)
     return np.ascontiguousarray(text.T).tobytes()[:length]
+
+
+class _Host:
+    """Memory on this side that a graphics card reads and writes by itself."""
+
+    def __init__(self, like: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        pinned = (device or like.device).type == "cuda"
+        self.tensor = torch.zeros(like.shape, dtype=dtype, pin_memory=pinned)
+        self.array = self.tensor.numpy()
+
+    def fetch(self, tensor: Tensor) -> NDArray[Any]:
+        """A tensor of the device, once it is there; it may have fewer rows than there is room for."""
+        k = len(tensor)
+        self.tensor[:k].copy_(tensor.to(self.tensor.dtype), non_blocking=True)
+        if tensor.device.type == "cuda":
+            torch.cuda.current_stream(tensor.device).synchronize()
+        array: NDArray[Any] = self.array[:k]
+        return array

@@ -1,4 +1,4 @@
-"""The range coder: symbols' shares to words and back, by constriction or, without it, by plain Python."""
+"""The range coder: symbols' shares to words and back, by compiled loops, constriction or plain Python."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mulstm.codec import kernels
 from mulstm.codec.tables import TOTAL_BITS
 from mulstm.errors import BackendError, CheckFailedError, ExtraError
 
-Whole = NDArray[np.int64]
-KINDS = ("constriction", "python")
+Whole = NDArray[Any]  # of whole numbers
+KINDS = ("numba", "constriction", "python")
 _WORD = 0xFFFFFFFF
 _STATE = 0xFFFFFFFFFFFFFFFF
 
 
 class Encoder(Protocol):
     """Takes symbols in the order in which they will be asked for."""
+
+    whole: bool  # whether tables must be given whole: else two columns will do, each symbol's own share
 
     def put(self, begins: Whole, symbols: Whole) -> None:
         """The symbols (n) with their tables (n, entries + 1)."""
@@ -37,7 +40,10 @@ class Decoder(Protocol):
 
 def encoder(kind: str = "auto") -> Encoder:
     """A new encoder. All kinds write the same bytes."""
-    return _ConstrictionEncoder() if _resolve(kind) == "constriction" else PythonEncoder()
+    kind = _resolve(kind)
+    if kind == "numba":
+        return _CompiledEncoder()
+    return _ConstrictionEncoder() if kind == "constriction" else PythonEncoder()
 
 
 def decoder(data: bytes, kind: str = "auto") -> Decoder:
@@ -46,31 +52,38 @@ def decoder(data: bytes, kind: str = "auto") -> Decoder:
         raise CheckFailedError(
             f"A coded stream of {len(data)} bytes is not made of whole words. Take another copy of it."
         )
-    return _ConstrictionDecoder(data) if _resolve(kind) == "constriction" else PythonDecoder(data)
+    kind = _resolve(kind)
+    if kind == "numba":
+        return _CompiledDecoder(data)
+    return _ConstrictionDecoder(data) if kind == "constriction" else PythonDecoder(data)
 
 
 def _resolve(kind: str) -> str:
-    installed = find_spec("constriction") is not None
+    at_hand = {"numba": kernels.find() is not None, "constriction": find_spec("constriction") is not None}
     if kind == "auto":
-        return "constriction" if installed else "python"
+        return next((name for name, is_there in at_hand.items() if is_there), "python")
     if kind not in KINDS:
-        raise BackendError(f"There is no coder {kind!r}. Choose auto, {' or '.join(KINDS)}.")
-    if kind == "constriction" and not installed:
-        raise ExtraError('constriction is not installed. Run "pip install mulstm[codec]".')
+        raise BackendError(
+            f"There is no coder {kind!r}. Choose auto, {', '.join(KINDS[:-1])} or {KINDS[-1]}."
+        )
+    if not at_hand.get(kind, True):
+        raise ExtraError(f'{kind} is not installed. Run "pip install mulstm[codec]".')
     return kind
 
 
 def uniform(n: int) -> Whole:
     """The table of n equally likely entries, (n + 1)."""
-    return (np.arange(n + 1, dtype=np.int64) << TOTAL_BITS) // n
+    return ((np.arange(n + 1, dtype=np.int64) << TOTAL_BITS) // n).astype(np.int32)
 
 
 class PythonEncoder:
     """A range coder with 64 bits of state and words of 32; carries go into words already written."""
 
-    def __init__(self) -> None:
-        self._low, self._range = 0, _STATE
-        self._words: list[int] = []
+    whole = False
+
+    def __init__(self, low: int = 0, span: int = _STATE, words: list[int] | None = None) -> None:
+        self._low, self._range = low, span
+        self._words: list[int] = words or []
 
     def put(self, begins: Whole, symbols: Whole) -> None:
         rows = np.arange(len(symbols))
@@ -145,7 +158,51 @@ class PythonDecoder:
         return symbols
 
 
+class _CompiledEncoder:
+    whole = False
+
+    def __init__(self) -> None:
+        self._loops, self._count = _compiled(), 0
+        self._state = np.array([0, _STATE], dtype=np.uint64)
+        self._words = np.zeros(1 << 12, dtype=np.uint32)
+
+    def put(self, begins: Whole, symbols: Whole) -> None:
+        while self._count + len(symbols) > len(self._words):
+            self._words = np.concatenate([self._words, np.zeros_like(self._words)])
+        rows = np.arange(len(symbols))
+        lefts, rights = (begins[rows, k].astype(np.int64) for k in (symbols, symbols + 1))
+        self._count = self._loops.put(lefts, rights, self._state, self._words, self._count)
+
+    def finish(self) -> bytes:
+        low, span = map(int, self._state)
+        return PythonEncoder(low, span, self._words[: self._count].tolist()).finish()
+
+
+class _CompiledDecoder:
+    def __init__(self, data: bytes) -> None:
+        self._loops, self._at = _compiled(), 2
+        words = np.frombuffer(data, dtype="<u4").astype(np.uint32)
+        first, second = (int(words[k]) if k < len(words) else 0 for k in range(2))
+        self._words, self._state = words, np.array([first << 32 | second, _STATE], dtype=np.uint64)
+
+    def get(self, begins: Whole) -> Whole:
+        symbols = np.empty(len(begins), dtype=np.int64)
+        self._at = self._loops.get(begins, self._state, self._words, self._at, symbols)
+        if self._at < 0:
+            raise _broken()
+        return symbols
+
+
+def _compiled() -> Any:
+    loops = kernels.find()
+    if loops is None:
+        raise ExtraError('numba is not installed. Run "pip install mulstm[codec]".')
+    return loops
+
+
 class _ConstrictionEncoder:
+    whole = True
+
     def __init__(self) -> None:
         self._family, queue = _library()
         self._encoder = queue.RangeEncoder()

@@ -46,11 +46,14 @@ def compare(loaded: Checkpoint, made: IntegerModel, file: Path, symbols: int) ->
 def integer_bits(network: Network, text: Tensor) -> float:
     """The integer model's own cross-entropy on lanes of symbols (B, L), in bits."""
     state, total = network.start(len(text)), 0.0
-    for x in text.T.to(network.device):
-        begins = network.shares(network.logits(network.output(state)))
+    begins = torch.zeros(
+        len(text), network.model.alphabet.size + 1, dtype=torch.float64, device=network.device
+    )
+    for x in text.T.to(network.device).contiguous():
+        network.tables(network.output(state), None, None, begins)
         share = begins.gather(1, x[:, None] + 1) - begins.gather(1, x[:, None])
         total += float((TOTAL_BITS - torch.log2(share)).sum())
-        state = network.step(x, state)
+        network.step(x, state)
     return total
 
 

@@ -2,21 +2,24 @@
 
 Whole numbers are held in float64, which has them all up to 2**53: `integer.check` has seen to it that no sum
 or product passes 2**52, so nothing is rounded but where a floor says so. torch adds and multiplies float64
-several times faster than int64.
+several times faster than int64. On a CPU, loops that numba compiled do the same sooner still, where it is
+installed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mulstm.codec import kernels
 from mulstm.codec.integer import ACT_BITS, ACT_MOST, C_BITS, PX_BITS, SHIFT, IntegerLayer, IntegerModel
-from mulstm.codec.products import Products, Sums, planes
+from mulstm.codec.products import PlaneProduct, Products, planes
 from mulstm.codec.tables import EXP_END, GATE_BITS, SIGMOID_END, TANH_END, TOTAL_BITS, Z_BITS, tables
 
 C_MOST = float((1 << 31) - 1)
@@ -24,6 +27,7 @@ MX_MOST = 32767.0
 ESCAPE_BITS = 22  # how likely an escape is, counting 2**-22
 RATIO_BITS = 28
 _NONE = np.zeros((0, 0), dtype=np.int8)  # what a layer does not have
+_EMPTY = np.zeros((0, 0), dtype=np.int32)
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Weights:
             exact = torch.as_tensor(_NONE if array is None else array).to(products.device, torch.float64)
             return exact * 2.0**-bits
 
-        def product(W: NDArray[Any] | None) -> Sums:
+        def product(W: NDArray[Any] | None) -> PlaneProduct:
             return products.by_planes(torch.as_tensor(_NONE if W is None else W))
 
         self.multiplicative, self.sees_layer = layer.W_mh is not None, layer.W_zl is not None
@@ -65,13 +69,19 @@ class Network:
     """Steps and tables of an integer model on one device.
 
     `products`: how integer matrices are multiplied, "auto", or a name of `products.KINDS`; all give the same.
+    `compiled`: whether compiled loops do the rest, where there are any; they too give the same.
     """
 
     def __init__(
-        self, model: IntegerModel, device: str | torch.device = "cpu", products: str = "auto"
+        self,
+        model: IntegerModel,
+        device: str | torch.device = "cpu",
+        products: str = "auto",
+        compiled: bool = True,
     ) -> None:
         self.model, self.device = model, torch.device(device)
         self.products = Products(self.device, products)
+        self.loops = kernels.find() if compiled and self.device.type == "cpu" else None
         self.layers = [Weights(layer, self.products) for layer in model.layers]
         self.W_out = self.products.by_planes(torch.as_tensor(model.W_out))
         self.R_out = torch.as_tensor(model.R_out).to(self.device, torch.float64) * 2.0**-SHIFT
@@ -105,12 +115,17 @@ class Network:
         ]
 
     def step(self, x: Tensor, state: list[IntegerState]) -> list[IntegerState]:
-        """The state after the symbols x (B)."""
-        after: list[IntegerState] = []
-        for w, prev in zip(self.layers, state, strict=True):
+        """Moves the state on by the symbols x (B). In place: a captured graph finds it where it was."""
+        for k, (w, now) in enumerate(zip(self.layers, state, strict=True)):
+            low = state[k - 1].h if w.sees_layer else None
+            if self.loops is not None:
+                self._compiled_step(w, k, x, low, now)
+                continue
             row = x if len(w.zx) > 1 else torch.zeros_like(x)
-            after.append(self._layer_step(w, row, after[-1].h if w.sees_layer else None, prev))
-        return after
+            after = self._layer_step(w, row, low, now)
+            now.h.copy_(after.h)
+            now.c.copy_(after.c)
+        return state
 
     def _layer_step(self, w: Weights, x: Tensor, low: Tensor | None, prev: IntegerState) -> IntegerState:
         m = planes(self.factor(w, x, low, prev.h)) if w.multiplicative else prev.h
@@ -121,6 +136,35 @@ class Network:
         if low is not None:
             z += w.W_zl(low).double().mul_(w.R_zl)
         return self._finish(z, prev.c, w.b_h)
+
+    def _compiled_step(self, w: Weights, k: int, x: Tensor, low: Tensor | None, now: IntegerState) -> None:
+        loops, given = cast(ModuleType, self.loops), self.model.layers[k]
+        symbols, m = x.numpy(), now.h
+        if given.W_mh is not None:
+            below = _EMPTY if low is None else w.W_ml.apart(low).numpy()
+            m = torch.empty_like(now.h)
+            loops.factor(
+                w.W_mh.apart(now.h).numpy(),
+                symbols,
+                given.mx,
+                given.e_m,
+                below,
+                _or_none(given.R_ml),
+                m.numpy(),
+            )
+        z = np.empty((len(symbols), given.zx.shape[1]), dtype=np.int32)
+        below = _EMPTY if low is None else w.W_zl.apart(low).numpy()
+        px = _EMPTY if given.px is None else given.px
+        loops.gather_z(
+            w.W_zm.apart(m).numpy(), symbols, given.zx, given.R_zm, px, below, _or_none(given.R_zl), z
+        )
+        curve, unit = tables(), self.model.unit
+        if unit == "tanh":
+            loops.plain_unit(z, curve.tanh, now.h.numpy())
+            return
+        linear, inside = unit == "initial", unit != "standard"
+        b_h, c, h = _or_none(given.b_h), now.c.numpy(), now.h.numpy()
+        loops.gated_unit(z, curve.sigmoid, curve.tanh, linear, inside, b_h, c, h)
 
     def factor(self, w: Weights, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
         """m_t = mx_t a_t, (B, H), each unit counting what its calibration gave."""
@@ -163,6 +207,23 @@ class Network:
         """(B, N), counting 2**-10 bits."""
         return self.W_out(h).double().mul_(self.R_out).add_(self.b_out).floor_()
 
+    def tables(self, h: Tensor, said: Tensor | None, escape: Tensor | None, begins: Tensor) -> None:
+        """Fills `begins` (B, entries + 1) with the tables of h, `said` (B, N) being added to the logits."""
+        if self.loops is None:
+            logits = self.logits(h)
+            begins.copy_(self.shares(logits if said is None else logits + said, escape))
+            return
+        model, curve = self.model, tables()
+        self.loops.shares(
+            self.W_out.apart(h).numpy(),
+            model.R_out,
+            model.b_out,
+            np.zeros((0, 0)) if said is None else said.numpy(),
+            curve.exp,
+            np.zeros(0) if escape is None else escape.numpy(),
+            begins.numpy(),
+        )
+
     def shares(self, logits: Tensor, escape: Tensor | None = None) -> Tensor:
         """Where each symbol's share begins, (B, entries + 1), from 0 to 2**24.
 
@@ -181,6 +242,10 @@ class Network:
         begins[:, 1 : N + 1] = until.mul_(ratio).mul_(2.0**-RATIO_BITS).floor_().add_(self._one_each)
         begins[:, -1] = 1 << TOTAL_BITS
         return begins
+
+
+def _or_none(array: NDArray[Any] | None) -> NDArray[Any]:
+    return np.zeros(0, dtype=np.int32) if array is None else array
 
 
 def _activation(value: Tensor) -> Tensor:

@@ -42,22 +42,30 @@ class Products:
             return _int8(W)
         return _floats(W, self.kind)
 
-    def by_planes(self, W: Tensor) -> Sums:
+    def by_planes(self, W: Tensor) -> PlaneProduct:
         """From planes (2, B, K) to (B, J): the high plane's sums plus the low plane's, shifted down."""
-        sums = self.by(W)
-
-        def product(v: Tensor) -> Tensor:
-            B = v.shape[1]
-            both = sums(v.reshape(2 * B, -1))
-            return both[:B] + (both[B:] >> LOW_BITS)
-
-        return product
+        return PlaneProduct(self.by(W))
 
     def once(self, a: Tensor, b: Tensor) -> Tensor:
         """a (M, K) @ b (K, J), for matrices that both change."""
         if self.kind != "int8":
             return _floats(b.T, self.kind)(a)
         return _int8(b.T)(a)
+
+
+class PlaneProduct:
+    """The product of a matrix with numbers in two planes."""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+
+    def apart(self, v: Tensor) -> Tensor:
+        """The sums of the high plane, then those of the low one: (2 B, J)."""
+        return self._sums(v.reshape(2 * v.shape[1], -1))
+
+    def __call__(self, v: Tensor) -> Tensor:
+        high, low = self.apart(v).chunk(2)
+        return high + (low >> LOW_BITS)
 
 
 def _int8(W: Tensor) -> Sums:

@@ -176,7 +176,7 @@ class _Watched(Network):
     """Remembers how far each unit of m went, and the first two moments of h."""
 
     def __init__(self, model: IntegerModel) -> None:
-        super().__init__(model)
+        super().__init__(model, compiled=False)
         self._peaks = {id(w): torch.zeros(model.hidden, dtype=torch.float64) for w in self.layers}
         self._first = torch.zeros(model.W_out.shape[1], dtype=torch.int64)
         self._second = torch.zeros_like(self._first)
@@ -221,5 +221,5 @@ def _watch(model: IntegerModel) -> _Watched:
         # The draws are hash values: any machine, any version of numpy draws the same text.
         draw = np.frombuffer(hashlib.shake_128(b"%d" % t).digest(4 * _LANES), "<u4") >> 8
         x = (begins[:, 1:] <= torch.from_numpy(draw.astype(np.float64))[:, None]).sum(dim=1)
-        state = network.step(x, state)
+        network.step(x, state)
     return network
