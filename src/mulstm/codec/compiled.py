@@ -64,12 +64,12 @@ def gather_z(
 
 
 @compiled
-def _sigmoid(z: int, curve: Array) -> int:
+def _sigmoid(z: int, curve: Array) -> Any:
     return _int(curve[min(max(z + SIGMOID_END, 0), 2 * SIGMOID_END - 1)])
 
 
 @compiled
-def _tanh(z: int, curve: Array) -> int:
+def _tanh(z: int, curve: Array) -> Any:
     return _int(curve[min(max(z + TANH_END, 0), 2 * TANH_END - 1)])
 
 
