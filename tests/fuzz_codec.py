@@ -1,4 +1,4 @@
-"""Harms archives in ten thousand ways: `python tests/fuzz_codec.py [count] [record.json]` counts what is found.
+"""Harms archives in ten thousand ways: `python tests/fuzz_codec.py [count] [record.json]`, and counts.
 
 Not a test by itself (it takes a minute); the test suite does a few hundred of these.
 """
