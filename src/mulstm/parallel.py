@@ -35,11 +35,26 @@ class Share:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def sum(self, tensors: Iterable[Tensor | None]) -> None:
-        """Each tensor becomes its sum over the processes, in place."""
-        if self.count > 1:
-            for tensor in tensors:
-                if tensor is not None:
-                    dist.all_reduce(tensor)
+        """Each tensor becomes its sum over the processes, in place: one message for all of a type."""
+        if self.count == 1:
+            return
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            if tensor is not None:
+                kinds.setdefault(tensor.dtype, []).append(tensor)
+        for same in kinds.values():
+            flat = torch.cat([tensor.flatten() for tensor in same])
+            dist.all_reduce(flat)
+            for tensor, total in zip(same, torch.split(flat, [t.numel() for t in same]), strict=True):
+                tensor.copy_(total.view_as(tensor))
+
+    def part(self, symbols: Tensor) -> Tensor | float:
+        """What this process's mean over its symbols counts in the mean over those of all processes."""
+        if self.count == 1:
+            return 1.0
+        total = symbols.clone()
+        dist.all_reduce(total)
+        return symbols / total
 
     def whole(self, own: Tensor) -> Tensor:
         """The rows of all processes, in the order of the lanes."""

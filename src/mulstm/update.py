@@ -92,8 +92,9 @@ class Update:
             first = (self.xy[2] & BEGINS).bool()
             y = y.masked_fill((self.xy[2] & NOTHING).bool(), -1)
         loss, after = self.model.loss(x, y, before, masks, first)
-        # Each process's mean over its lanes, divided by their number: the sum is the mean over all lanes.
-        (loss / self.share.count).backward()  # type: ignore[no-untyped-call]
+        # Summed over the processes, this is the mean over the symbols of all lanes.
+        part = loss * self.share.part((y >= 0).sum())
+        part.backward()  # type: ignore[no-untyped-call]
         self.share.sum(parameter.grad for parameter in self.parameters)
         norm = optim.clip_and_step(self.optimiser, self.parameters, self.recipe.optimiser.clip)
         with torch.no_grad():
@@ -106,7 +107,7 @@ class Update:
                 for mean, parameter in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
                     mean.lerp_(parameter, self.blend.to(mean.dtype))
             self.loss.copy_(loss)
-            self.totals += torch.stack([loss, norm]).double()
+            self.totals += torch.stack([part * self.share.count, norm]).double()
 
     def _masks(self) -> Masks | None:
         """Drawn for the lanes of all processes, so that each draws the same and takes its own."""

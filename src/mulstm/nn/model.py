@@ -111,7 +111,10 @@ class LanguageModel(nn.Module):
             hs, states = self._run_packed(x, state, masks, None)
             return packed.loss(self, hs, time_first(y), masks or Masks()), states
         logits, states = self(x, state, masks, first)
-        return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1), states
+        nats = nn.functional.cross_entropy(
+            logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum"
+        )
+        return nats / (y >= 0).sum().clamp(min=1), states  # one process of several may have no symbol
 
     def losses(
         self,
