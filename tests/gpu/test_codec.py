@@ -55,6 +55,16 @@ def test_the_same_bytes(wiring: dict[str, Any], adaptive: bool, lanes: int) -> N
     assert unpacked(data, on_cpu) == content
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_recorded_step_gives_the_same(adaptive: bool) -> None:
+    """Long enough to be recorded twice: the last lane ends 350 steps before the others."""
+    model, content = integer(Alphabet(bytes(range(32, 127)))), mixed(400 * 600 - 350)
+    on_gpu = Network(model, "cuda")
+    data = packed(content, Network(model), lanes=400, adaptive=adaptive)
+    assert packed(content, on_gpu, lanes=400, adaptive=adaptive) == data
+    assert unpacked(data, on_gpu) == content
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_exact(kind: str) -> None:
     content = mixed(3_000)
@@ -80,8 +90,8 @@ def test_speed_at_the_papers_size(record_property: Any) -> None:
     speeds: dict[str, float] = {}
     for lanes in (64, 512, 1024):
         for adaptive in (False, True):
-            content = mixed(300 * lanes)
-            packed(content[: 20 * lanes], network, lanes=lanes, adaptive=adaptive)
+            content = mixed(600 * lanes)
+            packed(content[: 250 * lanes], network, lanes=lanes, adaptive=adaptive)
             start = time.perf_counter()
             data = packed(content, network, lanes=lanes, adaptive=adaptive)
             between = time.perf_counter()
