@@ -78,6 +78,21 @@ def test_usage(call: Call, trained: Path, note: Path, tmp_path: Path) -> None:
     assert "'magic'" in err
 
 
+def test_no_file_is_lost(call: Call, trained: Path, note: Path) -> None:
+    content, packed = note.read_bytes(), Path(f"{note}.mul")
+    code, _, err = call("compress", trained, note, "-o", note, "--force")
+    assert code == 3
+    assert "the file that is read" in err
+    assert call("compress", trained, note, "-q", "--lanes", 20).code == 0
+    for command, given in (("compress", note), ("decompress", packed)):
+        code, _, err = call(command, trained, given, "-q")
+        assert code == 3
+        assert "exists already" in err
+    note.write_bytes(b"something else")
+    assert call("decompress", trained, packed, "-q", "-f").code == 0
+    assert note.read_bytes() == content
+
+
 def test_the_others_are_compared_and_drawn(call: Call, trained: Path, note: Path, tmp_path: Path) -> None:
     figure = tmp_path / "size.svg"
     code, out, _ = call("compress", trained, note, "--bench", "-q", "--lanes", 50, "--figure", figure)

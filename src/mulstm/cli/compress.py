@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of
+from mulstm.cli._codec import Coder, Force, Model, Products, Threads, moving, network_of, require_room
 from mulstm.cli._options import AsJson, Device, Quiet
 
 
@@ -46,6 +46,7 @@ def command(
             "--figure", help="With --bench: draw size against speed to this .svg and a .png beside it."
         ),
     ] = None,
+    force: Force = False,
     device: Device = "cpu",
     products: Products = "auto",
     coder: Coder = "auto",
@@ -54,6 +55,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Compress a file with a model. The archive decodes on any machine, with the same model."""
+    target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
+    if not bench:
+        require_room(file, target, force)
     network, source = network_of(model, device, products, threads, quiet)
     how: dict[str, Any] = {"lanes": lanes or None, "block": block, "coder": coder}
     if bench:
@@ -62,16 +66,16 @@ def command(
     how |= {"adaptive": adaptive, "verify": verify}
     from mulstm.codec import archive
 
-    target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
     with moving(archive.length_of(file) or 0, "compress", quiet) as tell:
         done = archive.compress_path(file, target, network, progress=tell, **how)
     facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": source.stat().st_size}
     if as_json and str(target) != "-":
         console.result_json(facts)
         return
+    many = "lane" if done.lanes == 1 else "lanes"
     line = (
         f"{done.content:,} -> {done.archive:,} bytes, {done.bits_per_byte:.4f} bits/byte, "
-        f"{done.content / max(done.seconds, 1e-9) / 1e3:,.1f} kB/s, {done.lanes} lanes"
+        f"{done.content / max(done.seconds, 1e-9) / 1e3:,.1f} kB/s, {done.lanes} {many}"
     )
     line += ", verified" if verify else ", not verified"
     (console.note if str(target) == "-" else console.result)(line)

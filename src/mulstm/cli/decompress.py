@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of
+from mulstm.cli._codec import Coder, Force, Model, Products, Threads, moving, network_of, require_room
 from mulstm.cli._options import AsJson, Device, Quiet
 
 
@@ -21,6 +21,7 @@ def command(
             "--output", "-o", help="The file to write (default: without .mul); - is standard output."
         ),
     ] = None,
+    force: Force = False,
     device: Device = "cpu",
     products: Products = "auto",
     coder: Coder = "auto",
@@ -32,6 +33,7 @@ def command(
     if output is None and str(file) != "-" and file.suffix != ".mul":
         raise typer.BadParameter(f"{file} does not end in .mul, so say where to write", param_hint="--output")
     target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))
+    require_room(file, target, force)
     network, _ = network_of(model, device, products, threads, quiet)
     from mulstm.codec import archive
 
