@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mulstm.ops import fused_loops, memory
+from mulstm.ops import fused_loops, fused_native, memory
 
 
 @pytest.fixture
@@ -25,4 +25,5 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", filled(torch.empty))
     monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))
-    monkeypatch.setattr(fused_loops, "empty", filled(memory.empty))
+    for loops in (fused_loops, fused_native):
+        monkeypatch.setattr(loops, "empty", filled(memory.empty))

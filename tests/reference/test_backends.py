@@ -10,7 +10,7 @@ import pytest
 import torch
 from chunks import CASES
 
-from mulstm.ops import State, fused_loops, memory
+from mulstm.ops import State, fused_loops, fused_native, memory
 
 SHAPES = [(6, 3, 7), (1, 3, 8), (5, 1, 16), (1, 1, 5), (9, 4, 33)]  # T, B, H
 
@@ -151,7 +151,8 @@ def test_without_gradients_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(math.prod(shape) * dtype.itemsize)
         return memory.empty(shape, dtype, device)
 
-    monkeypatch.setattr(fused_loops, "empty", counted)
+    for loops in (fused_loops, fused_native):
+        monkeypatch.setattr(loops, "empty", counted)
     with torch.no_grad():
         h, _ = chunk.run("fused")
     assert h.nbytes <= sum(asked) < h.nbytes + 20 * B * H * 4

@@ -31,6 +31,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from mulstm import ops, runs
+    from mulstm.ops import native
 
     devices = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     facts = runs.environment([torch.cuda.get_device_name(d) for d in devices[1:]])
@@ -40,7 +41,13 @@ def _machine() -> dict[str, Any]:
             backends[f"{device} {precision}"] = {
                 name: reason or "yes" for name, reason in ops.objections(device, precision).items()
             }
-    return {**facts, "threads": torch.get_num_threads(), "backends": backends}
+    reason = native.unavailable()
+    return {
+        **facts,
+        "threads": torch.get_num_threads(),
+        "backends": backends,
+        "fused on a CPU": "kernels of its own" if reason is None else f"PyTorch's calls: {reason}",
+    }
 
 
 def _model(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mulstm.ops import memory
-from mulstm.ops.products import PACK_FROM, product
+from mulstm.ops.products import gradient, many
 
 
 def affine(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
@@ -29,8 +29,7 @@ def _alike(x: Tensor, W: Tensor, b: Tensor | None) -> bool:
 
 @torch.library.custom_op("mulstm::affine", mutates_args=())
 def _affine(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-    y = memory.empty((x.shape[0], W.shape[0]), x.dtype, x.device)
-    return torch.mm(x, W.T, out=y) if b is None else torch.addmm(b, x, W.T, out=y)
+    return many(x, W, b, memory.empty((x.shape[0], W.shape[0]), x.dtype, x.device))
 
 
 @_affine.register_fake
@@ -50,8 +49,10 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tens
     dx = None
     if wants_x:
         # What is packed has no derivative of its own.
-        dx = dy @ W if torch.is_grad_enabled() else product(W.T, len(dy), PACK_FROM)(dy)
-    dW = dy.T @ x if wants_W else None
+        dx = dy @ W if torch.is_grad_enabled() else many(dy.contiguous(), W.T)
+    dW = None
+    if wants_W:
+        dW = dy.T @ x if torch.is_grad_enabled() else gradient(dy.contiguous(), x)
     return dx, dW, dy.sum(0) if ctx.biased and wants_b else None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mulstm.ops.memory import empty
-from mulstm.ops.products import product
+from mulstm.ops.products import gradient, product
 
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -206,9 +206,9 @@ def backward(dh: Tensor, dc_T: Tensor, x: Inputs, h: Tensor, saved: Saved) -> Gr
         else:
             d = use(last).to(wide).add_(dhs[t - 1])
     if x.W_mh is None:
-        dW_mh, dW_zm = none.clone(), _of_previous(dr, h, x.h_0)
+        dW_mh, dW_zm = none.clone(), of_previous(dr, h, x.h_0)
     else:
-        dW_mh, dW_zm = _of_previous(da, h, x.h_0), _weight_gradient(dr, saved.m)
+        dW_mh, dW_zm = of_previous(da, h, x.h_0), weight_gradient(dr, saved.m)
     db_h = none.clone() if step.db_h is None or x.b_h is None else step.db_h.sum(0).to(x.b_h.dtype)
     return Gradients(dmx, dz, dW_mh, dW_zm, d.to(narrow), step.dc, dpx, db_h)
 
@@ -269,14 +269,13 @@ class _Backward:
         dc.mul_(self.f[t])
 
 
-def _weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dW of y = x W^T over all steps."""
-    dW = empty((dy.shape[2], x.shape[2]), dy.dtype, dy.device)
-    return torch.mm(dy.flatten(0, 1).T, x.flatten(0, 1), out=dW)
+    return gradient(dy.flatten(0, 1), x.flatten(0, 1))
 
 
-def _of_previous(dy: Tensor, h: Tensor, h_0: Tensor) -> Tensor:
+def of_previous(dy: Tensor, h: Tensor, h_0: Tensor) -> Tensor:
     """dW of y_t = h_{t-1} W^T."""
     if len(dy) == 1:
         return dy[0].T @ h_0
-    return _weight_gradient(dy[1:], h[:-1]).addmm_(dy[0].T, h_0)
+    return weight_gradient(dy[1:], h[:-1]).addmm_(dy[0].T, h_0)

@@ -8,16 +8,25 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mulstm.ops import native
+from mulstm.ops.memory import empty
+
 PACK_FROM = 4  # uses after which packing has paid for itself
 SMALL = 1 << 20  # multiplications in one product, below which oneDNN's call costs more than it gains
 CACHED = 1 << 23  # bytes; a matrix below it stays in some cache between steps
 _KEPT = "_mulstm_products"
 
 
-class Product(Protocol):
-    """x -> x W^T."""
+class Step(Protocol):
+    """x -> x W^T, in a type of its own."""
+
+    dtype: torch.dtype
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Product(Step, Protocol):
+    """x -> x W^T, in x's type."""
 
     def plus(self, x: Tensor, add: Tensor) -> Tensor:
         """add + x W^T."""
@@ -28,7 +37,7 @@ class Plain:
     """What every device and type can do."""
 
     def __init__(self, W: Tensor) -> None:
-        self.W_T = W.T
+        self.W_T, self.dtype = W.T, W.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.mm(x, self.W_T)
@@ -41,7 +50,7 @@ class Packed:
     """oneDNN with the matrix in its own layout: a quarter faster than BLAS, and bf16 at full speed."""
 
     def __init__(self, W: Tensor, lanes: int) -> None:
-        self.W = torch.ops.mkldnn._reorder_linear_weight(W, lanes)
+        self.W, self.dtype = torch.ops.mkldnn._reorder_linear_weight(W, lanes), W.dtype
         self.linear: Any = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -58,7 +67,7 @@ class Split:
     at the memory's speed; the matrix-vector routine of BLAS uses one thread and reaches half of that."""
 
     def __init__(self, W: Tensor, parts: int) -> None:
-        self.W = W.view(parts, W.shape[0] // parts, W.shape[1])
+        self.W, self.dtype = W.view(parts, W.shape[0] // parts, W.shape[1]), W.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.bmm(self.W, x.T.expand(self.W.shape[0], -1, 1)).view(1, -1)
@@ -77,6 +86,44 @@ def product(W: Tensor, lanes: int, uses: int) -> Product:
     if (lanes == 1) not in kept:
         kept[lanes == 1] = _choose(W, lanes, PACK_FROM)
     return kept[lanes == 1]
+
+
+def step_product(W: Tensor, lanes: int, uses: int) -> Step:
+    """The same where the result may be float32 whatever the operands are, as the CPU's vectors make it."""
+    kept: dict[Any, Step] | None = getattr(W, _KEPT, None)
+    Vectors = native.products().VectorProduct
+    if lanes == 1 or (kept is None and uses < PACK_FROM) or not Vectors.fits(W):
+        return product(W, lanes, uses)
+    if kept is None:
+        made: Step = Vectors(W)
+        return made
+    if _KEPT not in kept:
+        kept[_KEPT] = Vectors(W)
+    return kept[_KEPT]
+
+
+def many(x: Tensor, W: Tensor, b: Tensor | None = None, y: Tensor | None = None) -> Tensor:
+    """x W^T + b of many rows, into y where it is given."""
+    if _is_native(x) and x.is_contiguous() and native.products().VectorProduct.fits(W):
+        found: Tensor = native.products().VectorProduct(W)(x, b, y)
+        return found
+    if y is None:
+        return product(W, len(x), PACK_FROM)(x)
+    return torch.mm(x, W.T, out=y) if b is None else torch.addmm(b, x, W.T, out=y)
+
+
+def _is_native(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and native.unavailable() is None
+
+
+def gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """dW of y = x W^T, both (rows, ...)."""
+    if _is_native(dy):
+        vectors = native.products()
+        if vectors.gradient_fits(dy, x):
+            found: Tensor = vectors.gradient(dy, x)
+            return found
+    return torch.mm(dy.T, x, out=empty((dy.shape[1], x.shape[1]), dy.dtype, dy.device))
 
 
 def keep(W: Tensor) -> Tensor:
