@@ -393,5 +393,6 @@ def _diverged(job: Job, what: str) -> RunError:
     kept = f"; the last good checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
     return RunError(
         f"{what} no longer a number at update {job.progress.update:,}{kept}. "
-        "Start again with a lower optimiser.rate, or with optimiser.clip=1."
+        f"Start again with an optimiser.rate below {job.recipe.optimiser.rate:g}, or with optimiser.clip at "
+        "a few times the grad_norm in log.jsonl."
     )
