@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mulstm.embedding import Wanted, embed, embed_file
 from mulstm.errors import DataError
 from mulstm.interop import openai, unirep
 from mulstm.nn.model import LanguageModel
+from mulstm.packing import _blocks
 from mulstm.recipe import ModelRecipe, Recipe
 from mulstm.records import Record
 
@@ -198,6 +200,28 @@ def test_wrong_outputs_are_told_before_any_work(made: foreign.Foreign, tmp_path:
         embed_file(loaded, records(), tmp_path / "no" / "r.npz")
     with pytest.raises(DataError, match="holds no record"):
         embed_file(loaded, [], tmp_path / "r.npz")
+
+
+def test_memory_does_not_grow_with_the_number_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's and numpy's, which is where forgotten rows would pile up."""
+    monkeypatch.setattr("mulstm.embedding.store.BLOCK", 1 << 14)
+    monkeypatch.setattr("mulstm.packing._blocks", lambda records, ahead: _blocks(records, 256))
+    loaded = as_checkpoint(unirep.from_arrays(foreign.unirep(H=16).arrays, "unirep", "w"))
+
+    def peak(count: int) -> int:
+        records = (Record(f"p{k}", b"MKT") for k in range(count))
+        tracemalloc.start()
+        try:
+            embed_file(loaded, records, tmp_path / "r.npz")
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(500)  # what is imported or made once
+    # Rows alone would be 576,000 bytes more.
+    assert peak(4_000) < peak(1_000) + 150_000
 
 
 def test_a_very_long_record(made: foreign.Foreign) -> None:

@@ -50,6 +50,8 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
     kind = kind_of(target)
     if kind != "lines" and "data.records" not in _given(overrides):
         overrides = [f"data.records={kind}", *overrides]
+    if "evaluate.patience" not in _given(overrides) and _has_no_valid_part(overrides):
+        overrides = ["evaluate.patience=0", *overrides]
     found = recipe.load("text" if start_from is None else "finetune", overrides)
     kind = found.data.records or kind
     d = replace(found.data, corpus=target)
@@ -74,6 +76,13 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
     found = replace(found, model=model, data=d, train=train)
     recipe.check(found)
     return found
+
+
+def _has_no_valid_part(overrides: Sequence[str]) -> bool:
+    """Whether the split asked for leaves nothing to validate on, so that nothing can stop early."""
+    asked = [text.partition("=")[2].strip() for text in overrides if text.startswith("data.split=")]
+    shares = recipe.parse_split(asked[-1]) if asked else None
+    return shares is not None and shares[1] == 0
 
 
 def _given(overrides: Sequence[str]) -> set[str]:
