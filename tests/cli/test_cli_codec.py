@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,27 @@ def test_the_others_are_compared_and_drawn(call: Call, trained: Path, note: Path
     code, out, _ = call("compress", trained, note, "--bench", "-q", "--json", "--lanes", 50)
     ours = {row["name"]: row for row in json.loads(out)["rows"]}["mulstm adaptive"]
     assert ours["bits_per_byte_with_model"] > ours["bits_per_byte"] > 0
+
+
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_in_the_middle_nothing_is_left(
+    trained: Path, tmp_path: Path, signal_: signal.Signals, code: int
+) -> None:
+    given = tmp_path / "long.txt"
+    given.write_bytes(made_text(400_000))
+    # Not through a shell: what a shell sends to the background does not hear Ctrl-C.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mulstm", "compress", str(trained), str(given), "-q", "--lanes=1"],
+        env=environment(),
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:  # until it has begun to write
+        time.sleep(0.05)
+    process.send_signal(signal_)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    assert [p.name for p in tmp_path.iterdir()] == ["long.txt"]
 
 
 def test_pipes(trained: Path, note: Path) -> None:

@@ -109,6 +109,7 @@ def test_what_does_not_compress_is_stored(network: Network) -> None:
 
 def test_lanes_fit_the_length(network: Network) -> None:
     assert [archive.default_lanes(n) for n in (1, 8_191, 40_000, 10**9)] == [1, 1, 4, 64]
+    assert [archive.default_lanes(n, "cuda") for n in (1, 40_000, 10**9)] == [1, 4, 256]
     for lanes in (0, 20_000):
         with pytest.raises(DataError, match=f"{lanes}"):
             packed(b"x", network, lanes=lanes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +62,20 @@ def network_of(model: Path, device: str, products: str, threads: int, quiet: boo
     if made and not quiet:
         console.note(f'made the integer model of {file}; "mulstm quantize" keeps it for the next time')
     return Network(integer, parallel.pick(device), products), file
+
+
+@contextmanager
+def ending_tidily() -> Iterator[None]:
+    """Inside, SIGTERM ends the program the way Ctrl-C does: what was half written is taken away."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Force, Model, Products, Threads, moving, network_of, require_room
+from mulstm.cli._codec import (
+    Coder,
+    Force,
+    Model,
+    Products,
+    Threads,
+    ending_tidily,
+    moving,
+    network_of,
+    require_room,
+)
 from mulstm.cli._options import AsJson, Device, Quiet
 
 
@@ -66,7 +76,7 @@ def command(
     how |= {"adaptive": adaptive, "verify": verify}
     from mulstm.codec import archive
 
-    with moving(archive.length_of(file) or 0, "compress", quiet) as tell:
+    with moving(archive.length_of(file) or 0, "compress", quiet) as tell, ending_tidily():
         done = archive.compress_path(file, target, network, progress=tell, **how)
     facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": source.stat().st_size}
     if as_json and str(target) != "-":

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Force, Model, Products, Threads, moving, network_of, require_room
+from mulstm.cli._codec import (
+    Coder,
+    Force,
+    Model,
+    Products,
+    Threads,
+    ending_tidily,
+    moving,
+    network_of,
+    require_room,
+)
 from mulstm.cli._options import AsJson, Device, Quiet
 
 
@@ -38,7 +48,7 @@ def command(
     from mulstm.codec import archive
 
     header = archive.peek(file)
-    with moving((header and header.length) or 0, "decompress", quiet) as tell:
+    with moving((header and header.length) or 0, "decompress", quiet) as tell, ending_tidily():
         done = archive.decompress_path(file, target, network, coder=coder, progress=tell)
     if as_json and str(target) != "-":
         console.result_json({"file": str(file), "output": str(target), **done.as_dict()})

@@ -18,7 +18,7 @@ from mulstm.codec.network import Network
 from mulstm.errors import CheckFailedError, DataError
 
 BLOCK = 1 << 24
-LANES = 64
+LANES = {"cpu": 64, "cuda": 256}  # as many as fill the hardware
 LANE = 1 << 13  # bytes a lane has at least, unless lanes are given: a lane begins knowing nothing
 
 Progress = Callable[[int], None]
@@ -69,7 +69,7 @@ def compress(
     done = Summary(adaptive=adaptive, verified=verify)
     writer = Writer(target, Header(block, network.model.fingerprint, adaptive, length))
     while content := _read(source, block):
-        B = lanes if lanes is not None else default_lanes(len(content))
+        B = lanes if lanes is not None else default_lanes(len(content), network.device.type)
         start = time.perf_counter()
         payload, kind = blocks.encode(network, content, B, adaptive, coder=coder, progress=progress), CODED
         if len(payload) >= len(content):
@@ -160,9 +160,9 @@ def require_model(header: Header, network: Network) -> None:
         )
 
 
-def default_lanes(length: int) -> int:
+def default_lanes(length: int, device: str = "cpu") -> int:
     """As many as fill the hardware, each long enough for its cold start not to be felt."""
-    return max(1, min(LANES, length // LANE))
+    return max(1, min(LANES.get(device, LANES["cpu"]), length // LANE))
 
 
 def _check(lanes: int | None, block: int) -> None:
