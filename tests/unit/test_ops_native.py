@@ -12,8 +12,6 @@ from mulstm.ops import State, fused_loops, fused_native, native, products, recur
 from mulstm.ops.fused_loops import Inputs
 
 pytest.importorskip("llvmlite")
-if (reason := native.unavailable()) is not None:  # pragma: no cover
-    pytest.skip(reason, allow_module_level=True)
 
 from mulstm.ops import vector, vector_product
 from mulstm.ops.vector import Kernel, Operand, Place
@@ -29,6 +27,10 @@ def applied(name: str, x: Tensor, threads: int = 1) -> Tensor:
     y = torch.empty_like(x)
     Kernel(formula, {"x": operand, "y": operand})(threads, *x.shape, x.data_ptr(), y.data_ptr())
     return y
+
+
+def test_it_is_to_be_had_where_llvmlite_is() -> None:
+    assert native.unavailable() is None
 
 
 @pytest.mark.parametrize("name", list(FUNCTIONS))
@@ -50,12 +52,14 @@ def test_functions_at_the_ends(name: str) -> None:
 def test_bf16_is_rounded_as_pytorch_rounds_it() -> None:
     x = torch.randn(3, 37) * torch.logspace(-38, 38, 37)
     x[0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0])
+    x[1] = 1 + torch.arange(37) / 256  # half-way every other time
+    x.view(torch.int32)[0, 4] = 0x7FFFFFFF  # a NaN that rounding would carry into the sign
     y = torch.empty(3, 37, dtype=torch.bfloat16)
     operands = {"x": Operand(), "y": Operand(bf16=True)}
     kernel = Kernel(lambda at: at.put("y", at.get("x")), operands)
     kernel(1, 3, 37, x.data_ptr(), y.data_ptr())
     assert y.view(torch.int16)[~x.isnan()].equal(x.bfloat16().view(torch.int16)[~x.isnan()])
-    assert y[0, 2].isnan()
+    assert y[0, [2, 4]].isnan().all()
 
 
 @pytest.mark.parametrize("B", [1, 2, 5])
@@ -160,7 +164,9 @@ def test_why_it_is_not_to_be_had(fault: Exception, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(native.importlib, "import_module", refuse)
     native.unavailable.cache_clear()
     try:
-        assert str(fault) in str(native.unavailable())
+        said = str(native.unavailable())
+        assert str(fault) in said
+        assert ("llvmlite" in said) == isinstance(fault, ImportError)
     finally:
         monkeypatch.undo()
         native.unavailable.cache_clear()
@@ -180,16 +186,39 @@ def test_products(dtype: torch.dtype, B: int, turned: bool) -> None:
     W = (torch.randn(64, 42, generator=g) if not turned else torch.randn(42, 64, generator=g).T).to(dtype)
     x = torch.randn(B, 42, generator=g).to(dtype)
     by_W = products.step_product(W, B, products.PACK_FROM)
-    assert isinstance(by_W, vector_product.VectorProduct)
-    truth = x.double() @ W.double().T
+    assert isinstance(by_W, vector_product.StepProduct)
+    truth, bias = x.double() @ W.double().T, torch.randn(64, generator=g)
     y = by_W(x)
-    assert y.dtype == torch.float32
+    assert y.dtype == by_W.dtype == torch.float32
     assert (y.double() - truth).norm() < 1e-6 * truth.norm()
+    y = vector_product.VectorProduct(W)(x, bias)
+    assert (y.double() - truth - bias).norm() < 1e-6 * truth.norm()
+    if dtype == torch.float32:
+        assert products.many(x, W, bias, torch.empty(B, 64)).equal(y)
 
 
-def test_products_that_do_not_fit_are_others_work() -> None:
+def test_a_kept_matrix_is_put_in_order_once() -> None:
+    W = products.keep(torch.randn(64, 42))
+    if not vector_product.VectorProduct.fits(W):
+        pytest.skip("the CPU has no AVX-512")
+    first, second = products.step_product(W, 4, 1), products.step_product(W, 8, 1)
+    assert isinstance(first, vector_product.StepProduct)
+    assert isinstance(second, vector_product.StepProduct)
+    assert first.by_W is second.by_W
+    assert first.y is not second.y
+
+
+def test_products_that_do_not_fit_are_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    if vector_product.why_not(torch.float32) is not None:
+        pytest.skip(str(vector_product.why_not(torch.float32)))
     assert not vector_product.VectorProduct.fits(torch.empty(65, 42))
     assert not vector_product.VectorProduct.fits(torch.empty(64, 41, dtype=torch.bfloat16))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert vector_product.VectorProduct.fits(torch.empty(96, 42)) == vector.has_team()
+    assert not vector_product.VectorProduct.fits(torch.empty(64, 42))
+    monkeypatch.setattr(vector_product, "has_team", lambda: False)
+    assert not vector_product.VectorProduct.fits(torch.empty(96, 42))
+    monkeypatch.undo()
     assert isinstance(products.step_product(torch.randn(65, 42), 4, 1), products.Plain)
     assert isinstance(products.step_product(torch.randn(64, 42), 4, 1), products.Plain)
 

@@ -90,16 +90,15 @@ def product(W: Tensor, lanes: int, uses: int) -> Product:
 
 def step_product(W: Tensor, lanes: int, uses: int) -> Step:
     """The same where the result may be float32 whatever the operands are, as the CPU's vectors make it."""
-    kept: dict[Any, Step] | None = getattr(W, _KEPT, None)
-    Vectors = native.products().VectorProduct
-    if lanes == 1 or (kept is None and uses < PACK_FROM) or not Vectors.fits(W):
+    kept: dict[Any, Any] | None = getattr(W, _KEPT, None)
+    vectors = native.products()
+    if lanes == 1 or (kept is None and uses < PACK_FROM) or not vectors.VectorProduct.fits(W):
         return product(W, lanes, uses)
-    if kept is None:
-        made: Step = Vectors(W)
-        return made
+    kept = {} if kept is None else kept
     if _KEPT not in kept:
-        kept[_KEPT] = Vectors(W)
-    return kept[_KEPT]
+        kept[_KEPT] = vectors.VectorProduct(W)
+    step: Step = vectors.StepProduct(kept[_KEPT], lanes)
+    return step
 
 
 def many(x: Tensor, W: Tensor, b: Tensor | None = None, y: Tensor | None = None) -> Tensor:

@@ -208,13 +208,19 @@ class Code:
         self.address = self.engine.get_function_address("kernel")
         self.here: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
         self.Arguments: Any = ctypes.c_int64 * arguments
+        self.team = _gomp()
 
     def __call__(self, threads: int, *arguments: int) -> None:
         """By so many of PyTorch's own threads: a team of ours would fight with them for the cores."""
-        if threads > 1 and (library := _gomp()) is not None:
-            library.GOMP_parallel(self.address, self.Arguments(*arguments), threads, 0)
+        if threads > 1 and self.team is not None:
+            self.team.GOMP_parallel(self.address, self.Arguments(*arguments), threads, 0)
         else:
             self.here(self.Arguments(*arguments))
+
+
+def has_team() -> bool:
+    """Whether more threads than this one can work."""
+    return _gomp() is not None
 
 
 def share(b: ir.IRBuilder, count: ir.Value) -> tuple[ir.Value, ir.Value]:

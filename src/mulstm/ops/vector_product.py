@@ -10,7 +10,7 @@ from llvmlite import binding, ir
 from torch import Tensor
 
 from mulstm.ops.memory import empty
-from mulstm.ops.vector import FLOAT, INT, POINTER, WORD, Code, loop, share, thread
+from mulstm.ops.vector import FLOAT, INT, POINTER, WORD, Code, has_team, loop, share, thread
 
 LANES, VECTORS, WIDTH = 8, 2, 16  # a tile's sums are in registers: 8 lanes by 2 vectors
 PANEL = VECTORS * WIDTH  # rows of W that a tile multiplies
@@ -39,10 +39,14 @@ def why_not(dtype: torch.dtype) -> str | None:
     return None if binding.get_host_cpu_features().get(wanted) else f"the CPU has no {wanted}"
 
 
+def _panels(rows: int) -> bool:
+    """Whether so many rows are whole panels, and as many as there are threads to share them."""
+    threads = torch.get_num_threads()
+    return rows % PANEL == 0 and rows // PANEL >= threads and (threads == 1 or has_team())
+
+
 class VectorProduct:
     """x -> x W^T in float32, W and x float32 or bf16; W is copied in the order in which it is read."""
-
-    dtype = torch.float32
 
     def __init__(self, W: Tensor) -> None:
         self.rows, self.columns = W.shape
@@ -53,20 +57,39 @@ class VectorProduct:
 
     @staticmethod
     def fits(W: Tensor) -> bool:
-        """Whether W falls into panels."""
-        whole = W.shape[0] % PANEL == 0 and W.shape[1] % (4 // W.element_size()) == 0
-        return whole and why_not(W.dtype) is None
+        """Whether W falls into panels, some for each thread."""
+        return _panels(W.shape[0]) and W.shape[1] % (4 // W.element_size()) == 0 and why_not(W.dtype) is None
 
     def __call__(self, x: Tensor, bias: Tensor | None = None, y: Tensor | None = None) -> Tensor:
         """x W^T + bias, into y where it is given."""
-        B = x.shape[0]
-        y = torch.empty(B, self.rows) if y is None else y
-        work = B * self.rows * self.columns // self.pair
-        threads = torch.get_num_threads() if work >= SHARED_FROM else 1
-        code = _code(B % LANES, self.pair == 2, bias is not None)
-        places = (0 if v is None else v.data_ptr() for v in (x, self.W, y, bias))
-        code(threads, *places, B, self.columns // self.pair, self.rows)
+        y = torch.empty(len(x), self.rows) if y is None else y
+        code = _code(len(x) % LANES, self.pair == 2, bias is not None)
+        more = 0 if bias is None else bias.data_ptr()
+        code(self._threads(len(x)), x.data_ptr(), *self._rest(y), more)
         return y
+
+    def _threads(self, lanes: int) -> int:
+        work = lanes * self.rows * self.columns // self.pair
+        return torch.get_num_threads() if work >= SHARED_FROM else 1
+
+    def _rest(self, y: Tensor) -> tuple[int, ...]:
+        return self.W.data_ptr(), y.data_ptr(), len(y), self.columns // self.pair, self.rows
+
+
+class StepProduct:
+    """The same for steps of so many lanes: each result lies where the one before it lay."""
+
+    dtype = torch.float32
+
+    def __init__(self, by_W: VectorProduct, lanes: int) -> None:
+        self.by_W = by_W
+        self.y = torch.empty(lanes, by_W.rows)
+        self.code = _code(lanes % LANES, by_W.pair == 2, False)
+        self.threads, self.rest = by_W._threads(lanes), (*by_W._rest(self.y), 0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.code(self.threads, x.data_ptr(), *self.rest)
+        return self.y
 
 
 @functools.cache
@@ -74,8 +97,9 @@ def _code(rest: int, bf16: bool, biased: bool) -> Code:
     """For any number of lanes that leaves this rest."""
 
     def write(b: ir.IRBuilder, given: list[ir.Value]) -> None:
-        x, W, y, bias = (b.inttoptr(v, POINTER) for v in given[:4])
-        B, K, N = given[4:]
+        x, W, y = (b.inttoptr(v, POINTER) for v in given[:3])
+        B, K, N = given[3:6]
+        bias = b.inttoptr(given[6], POINTER)
 
         def tile(lane: ir.Value, panel: ir.Value, W_p: ir.Value, lanes: int) -> None:
             rows = [_at(b, x, b.mul(b.add(lane, INT(i)), K)) for i in range(lanes)]
@@ -109,7 +133,7 @@ def gradient_fits(dy: Tensor, x: Tensor) -> bool:
     """Whether the operands fall into tiles and the work is worth them."""
     if dy.dtype != torch.float32 or dy.device.type != "cpu" or why_not(torch.float32) is not None:
         return False
-    whole = x.shape[1] % LANES == 0 and dy.shape[1] % PANEL == 0
+    whole = x.shape[1] % LANES == 0 and _panels(dy.shape[1])
     return whole and x.is_contiguous() and dy.is_contiguous() and len(x) * x.shape[1] * dy.shape[1] >= LARGE
 
 
