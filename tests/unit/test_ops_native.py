@@ -14,7 +14,7 @@ from mulstm.ops.fused_loops import Inputs
 pytest.importorskip("llvmlite")
 
 from mulstm.ops import vector, vector_product
-from mulstm.ops.vector import Kernel, Operand, Place
+from mulstm.ops.vector import Operand, Place, kernel
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
@@ -25,7 +25,7 @@ def applied(name: str, x: Tensor, threads: int = 1) -> Tensor:
 
     operand = Operand(bf16=x.dtype == torch.bfloat16)
     y = torch.empty_like(x)
-    Kernel(formula, {"x": operand, "y": operand})(threads, *x.shape, x.data_ptr(), y.data_ptr())
+    kernel(formula, {"x": operand, "y": operand})(threads, *x.shape, x.data_ptr(), y.data_ptr())
     return y
 
 
@@ -56,8 +56,7 @@ def test_bf16_is_rounded_as_pytorch_rounds_it() -> None:
     x.view(torch.int32)[0, 4] = 0x7FFFFFFF  # a NaN that rounding would carry into the sign
     y = torch.empty(3, 37, dtype=torch.bfloat16)
     operands = {"x": Operand(), "y": Operand(bf16=True)}
-    kernel = Kernel(lambda at: at.put("y", at.get("x")), operands)
-    kernel(1, 3, 37, x.data_ptr(), y.data_ptr())
+    kernel(lambda at: at.put("y", at.get("x")), operands)(1, 3, 37, x.data_ptr(), y.data_ptr())
     assert y.view(torch.int16)[~x.isnan()].equal(x.bfloat16().view(torch.int16)[~x.isnan()])
     assert y[0, [2, 4]].isnan().all()
 
@@ -141,6 +140,24 @@ def test_pieces_and_lanes_apart_are_the_whole_bit_for_bit() -> None:
         assert (h - whole[t]).abs().max() < 1e-6  # fewer uses, another product
     assert (c - c_T).abs().max() < 1e-6
     assert fused_native.forward(x, save=False)[0].equal(whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_threads_give_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread must not begin a formula before the other has finished its part of the product."""
+    monkeypatch.setattr(vector_product, "LARGE", 0)
+    x = inputs("standard", 4, dtype, B=32, H=128)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 2, 2):
+            torch.set_num_threads(threads)
+            h, c, saved = fused_native.forward(x, save=True)
+            found.append((h, c, *fused_native.backward(h, c, x, h, saved)))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(a.equal(b) for a, b in zip(found[0][:4], other[:4], strict=True))
+        assert all((a - b).norm() <= 1e-2 * b.norm() for a, b in zip(found[0], other, strict=True))
 
 
 def test_without_it_pytorch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,5 +251,8 @@ def test_weight_gradient(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = products.gradient(dy, x)
     assert found.is_contiguous()
     assert (found.double() - truth).norm() < 1e-6 * truth.norm()
+    dW, db = products.gradients(dy, x)
+    assert dW.equal(found)
+    assert (db - dy.double().sum(0)).norm() < 1e-6 * db.norm()
     assert not vector_product.gradient_fits(dy[:, :50], x)
     assert not vector_product.gradient_fits(dy, torch.randn(24, rows).T[:, :16])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mulstm.ops import memory
-from mulstm.ops.products import gradient, many
+from mulstm.ops.products import gradient, gradients, many
 
 
 def affine(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
@@ -50,10 +50,13 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tens
     if wants_x:
         # What is packed has no derivative of its own.
         dx = dy @ W if torch.is_grad_enabled() else many(dy.contiguous(), W.T)
-    dW = None
-    if wants_W:
-        dW = dy.T @ x if torch.is_grad_enabled() else gradient(dy.contiguous(), x)
-    return dx, dW, dy.sum(0) if ctx.biased and wants_b else None
+    wants_b = ctx.biased and wants_b
+    if torch.is_grad_enabled():
+        return dx, dy.T @ x if wants_W else None, dy.sum(0) if wants_b else None
+    dy = dy.contiguous()
+    if wants_W and wants_b:
+        return dx, *gradients(dy, x)
+    return dx, gradient(dy, x) if wants_W else None, dy.sum(0) if wants_b else None
 
 
 _affine.register_autograd(_gradients, setup_context=_setup_context)

@@ -17,7 +17,7 @@ from mulstm.ops.products import Step, step_product
 from mulstm.ops.reference import GATES, blocks
 
 if TYPE_CHECKING:
-    from mulstm.ops.vector import Kernel, Place, V
+    from mulstm.ops.vector import Code, Place, V
 
 SHARED_FROM = 1 << 12  # numbers in one h, from which a second thread is worth waking
 _H_HAT, _I, _O, _F = range(len(GATES))
@@ -120,36 +120,53 @@ def _unfactor(at: Place) -> None:
 
 
 @functools.cache
-def _kernel(part: str, unit: str, narrow: tuple[str, ...], names: tuple[str, ...]) -> Kernel:
-    from mulstm.ops.vector import Kernel, Operand
+def _code(part: str, unit: str, narrow: tuple[str, ...], names: tuple[str, ...], product: Any) -> Code:
+    """Of one formula; after a product of that kind, where one is given."""
+    from mulstm.ops.vector import Operand, kernel
 
-    operands = {
-        name: Operand(blocks(unit) if name in _STACKED else 1, name in narrow, name == "b_h")
-        for name in names
-    }
     formulas: dict[str, Any] = {
         "factor": _factor,
         "finish": functools.partial(_finish, unit=unit),
         "begin": functools.partial(_begin, unit=unit),
         "unfactor": _unfactor,
     }
-    return Kernel(formulas[part], operands)
+    operands = {
+        name: Operand(blocks(unit) if name in _STACKED else 1, name in narrow, name == "b_h")
+        for name in names
+    }
+    if product is None:
+        return kernel(formulas[part], operands)
+    code: Code = native.products().followed(product, formulas[part], operands)
+    return code
 
 
 class _Steps:
-    """A kernel, and the addresses of its operands step by step; `first` is what the product has just made."""
+    """A product and the formula after it, with the addresses of all operands step by step."""
 
     def __init__(self, part: str, x: Inputs, first: str, by: Step, rest: dict[str, Iterable[int]]) -> None:
         narrow: tuple[str, ...] = _NARROW if x.h_0.dtype == torch.bfloat16 else ()
         narrow += (first,) if by.dtype == torch.bfloat16 else ()
-        self.kernel = _kernel(part, x.unit, narrow, (first, *rest))
+        self.by, self.size = by, tuple(x.h_0.shape)
         self.rows = zip(*rest.values(), strict=False)
-        self.B, self.H = x.h_0.shape
-        self.threads = torch.get_num_threads() if self.B * self.H >= SHARED_FROM else 1
+        self.code = functools.partial(_code, part, x.unit, narrow, (first, *rest))
+        B, H = self.size
+        self.threads = torch.get_num_threads() if B * H >= SHARED_FROM else 1
+        self.both: Code | None = None
+        if isinstance(by, native.products().StepProduct):
+            self.both = self.code(by.kind)
+            self.given = (*by.rest, *self.size, by.y.data_ptr())
+            self.threads = max(self.threads, by.threads)
 
-    def __call__(self, first: Tensor) -> None:
-        """The next step."""
-        self.kernel(self.threads, self.B, self.H, first.data_ptr(), *next(self.rows))
+    def __call__(self, x: Tensor) -> None:
+        """The next step: what is made of the product with x."""
+        if self.both is None:
+            self.finish(self.by(x))
+        else:
+            self.both(self.threads, x.data_ptr(), *self.given, *next(self.rows))
+
+    def finish(self, product: Tensor) -> None:
+        """The next step, from the product itself."""
+        self.code(None)(self.threads, *self.size, product.data_ptr(), *next(self.rows))
 
 
 def _rows(x: Tensor) -> range:
@@ -183,19 +200,18 @@ def forward(x: Inputs, save: bool) -> tuple[Tensor, Tensor, Saved]:
     saved = Saved(*(empty(s, d, x.zx.device) for s, d in saved_shapes(x, T if save else 1)))
     h = empty((T, B, H), x.zx.dtype, x.zx.device)
     rows = _rows if save else _always
-    by_W_zm = step_product(x.W_zm, B, T)
-    finish = _Steps("finish", x, "Wm", by_W_zm, _finish_rows(x, save, h, saved))
+    finish = _Steps("finish", x, "Wm", step_product(x.W_zm, B, T), _finish_rows(x, save, h, saved))
     if x.W_mh is not None and x.mx is not None:
-        by_W_mh = step_product(x.W_mh, B, T)
-        a: dict[str, Iterable[int]] = {"a": rows(saved.a)} if save else {}
-        factor = _Steps("factor", x, "Wh", by_W_mh, {"mx": _rows(x.mx), "m": rows(saved.m)} | a)
+        kept: dict[str, Iterable[int]] = {"mx": _rows(x.mx), "m": rows(saved.m)}
+        kept |= {"a": rows(saved.a)} if save else {}
+        factor = _Steps("factor", x, "Wh", step_product(x.W_mh, B, T), kept)
         ms = saved.m.unbind(0) if save else (saved.m[0],) * T
     m = x.h_0
     for t, h_t in enumerate(h.unbind(0)):
         if x.mx is not None:
-            factor(by_W_mh(m))
+            factor(m)
             m = ms[t]
-        finish(by_W_zm(m))
+        finish(m)
         m = h_t
     return h, x.c_0 if x.unit == "tanh" else saved.c[-1], saved
 
@@ -233,14 +249,14 @@ def backward(dh: Tensor, dc_T: Tensor, x: Inputs, h: Tensor, saved: Saved) -> Gr
         back = {"a": saved.a, "mx": x.mx, "dmx": dmx, "da": da}
         unfactor = _Steps("unfactor", x, "Wdr", to_m, {name: _rows(v)[::-1] for name, v in back.items()})
     begin = _Steps("begin", x, "Wda", to_h, _begin_rows(x, saved, dh, dz, dr, dpx, dc, db_h))
-    drs, das = dr.unbind(0), da.unbind(0)
-    d = torch.zeros(B, H, dtype=to_h.dtype, device=device)
+    drs, lasts = dr.unbind(0), (dr if x.W_mh is None else da).unbind(0)
+    begin.finish(torch.zeros(B, H, dtype=to_h.dtype, device=device))
     for t in range(T - 1, -1, -1):
-        begin(d)
-        d = to_m(drs[t])
         if x.W_mh is not None:
-            unfactor(d)
-            d = to_h(das[t])
+            unfactor(drs[t])
+        if t > 0:
+            begin(lasts[t])
+    d = to_h(lasts[0])
     if x.W_mh is None:
         dW_mh, dW_zm = none.clone(), of_previous(dr, h, x.h_0)
     else:

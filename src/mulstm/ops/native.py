@@ -21,7 +21,7 @@ def unavailable() -> str | None:
         def formula(at: Place) -> None:
             at.put("y", vector.sigmoid(at.get("x")))
 
-        kernel = vector.Kernel(formula, {"x": vector.Operand(), "y": vector.Operand()})
+        kernel = vector.kernel(formula, {"x": vector.Operand(), "y": vector.Operand()})
         x, y = torch.tensor([-1e4, -1.0, 0.0, 1.0] * 9), torch.empty(36)
         kernel(1, 1, 36, x.data_ptr(), y.data_ptr())
         if not torch.allclose(y, torch.sigmoid(x), rtol=1e-6, atol=0):

@@ -173,6 +173,7 @@ class Place:
 
 
 Formula = Callable[[Place], None]
+Write = Callable[[ir.IRBuilder, list[ir.Value]], None]  # code that works on the arguments
 
 
 @contextmanager
@@ -193,7 +194,7 @@ def loop(b: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: int) -> Iterato
 class Code:
     """void kernel(int64 *arguments), written by `write`, compiled for this CPU."""
 
-    def __init__(self, write: Callable[[ir.IRBuilder, list[ir.Value]], None], arguments: int) -> None:
+    def __init__(self, write: Write, arguments: int) -> None:
         module = ir.Module()
         module.triple = binding.get_process_triple()
         f = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "kernel")
@@ -236,30 +237,48 @@ def thread(b: ir.IRBuilder) -> ir.Value:
 
 
 def _ask(b: ir.IRBuilder, name: str, alone: int) -> ir.Value:
-    library = _gomp()
-    if library is None:
-        return INT(alone)
-    binding.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+    return b.sext(b.call(_known(b, name, WORD), []), INT) if has_team() else INT(alone)
+
+
+def _known(b: ir.IRBuilder, name: str, result: ir.Type) -> ir.Function:
+    """A function of PyTorch's OpenMP library."""
+    binding.add_symbol(name, ctypes.cast(getattr(_gomp(), name), ctypes.c_void_p).value)
     known = b.module.globals.get(name)
-    return b.sext(b.call(known or ir.Function(b.module, ir.FunctionType(WORD, []), name), []), INT)
+    return known or ir.Function(b.module, ir.FunctionType(result, []), name)
 
 
-class Kernel(Code):
-    """A formula over all columns of all lanes: called with threads, B, H and each operand's address."""
+def over(formula: Formula, operands: Mapping[str, Operand]) -> Write:
+    """The formula over all columns of all lanes: its arguments are B, H and each operand's address."""
 
-    def __init__(self, formula: Formula, operands: Mapping[str, Operand]) -> None:
-        def write(b: ir.IRBuilder, given: list[ir.Value]) -> None:
-            B, H, *addresses = given
-            arguments = {name: b.inttoptr(v, POINTER) for name, v in zip(operands, addresses, strict=True)}
-            width = _width()
-            whole = b.and_(H, INT(-width))
-            with loop(b, *share(b, B), 1) as lane:
-                # Whole vectors, then the columns left over one by one.
-                for start, stop, step in ((INT(0), whole, width), (whole, H, 1)):
-                    with loop(b, start, stop, step) as column:
-                        formula(Place(b, operands, arguments | {"H": H}, lane, column, step))
+    def write(b: ir.IRBuilder, given: list[ir.Value]) -> None:
+        B, H, *addresses = given
+        arguments = {name: b.inttoptr(v, POINTER) for name, v in zip(operands, addresses, strict=True)}
+        width = _width()
+        whole = b.and_(H, INT(-width))
+        with loop(b, *share(b, B), 1) as lane:
+            # Whole vectors, then the columns left over one by one.
+            for start, stop, step in ((INT(0), whole, width), (whole, H, 1)):
+                with loop(b, start, stop, step) as column:
+                    formula(Place(b, operands, arguments | {"H": H}, lane, column, step))
 
-        super().__init__(write, 2 + len(operands))
+    return write
+
+
+def kernel(formula: Formula, operands: Mapping[str, Operand]) -> Code:
+    """The same, compiled."""
+    return Code(over(formula, operands), 2 + len(operands))
+
+
+def then(first: Write, arguments: int, second: Write) -> Write:
+    """One after the other, when all threads are done with the first; the first has so many arguments."""
+
+    def write(b: ir.IRBuilder, given: list[ir.Value]) -> None:
+        first(b, given[:arguments])
+        if has_team():
+            b.call(_known(b, "GOMP_barrier", ir.VoidType()), [])
+        second(b, given[arguments:])
+
+    return write
 
 
 @functools.cache

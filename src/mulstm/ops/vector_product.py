@@ -4,18 +4,35 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 from llvmlite import binding, ir
 from torch import Tensor
 
 from mulstm.ops.memory import empty
-from mulstm.ops.vector import FLOAT, INT, POINTER, WORD, Code, has_team, loop, share, thread
+from mulstm.ops.vector import (
+    FLOAT,
+    INT,
+    POINTER,
+    WORD,
+    Code,
+    Formula,
+    Operand,
+    Write,
+    has_team,
+    loop,
+    over,
+    share,
+    then,
+    thread,
+)
 
 LANES, VECTORS, WIDTH = 8, 2, 16  # a tile's sums are in registers: 8 lanes by 2 vectors
 PANEL = VECTORS * WIDTH  # rows of W that a tile multiplies
 ROWS = 400  # of a weight gradient's operands at a time: what they hold stays in the second cache
 LARGE = 1 << 24  # multiplications in a weight gradient, from which BLAS is slower
+ARGUMENTS = 7  # of a product: x, W, y, B, K, N, bias
 SHARED_FROM = 1 << 18  # multiplications from which a second thread is worth waking
 _SUMS = ir.VectorType(FLOAT, WIDTH)
 
@@ -82,20 +99,28 @@ class StepProduct:
     dtype = torch.float32
 
     def __init__(self, by_W: VectorProduct, lanes: int) -> None:
-        self.by_W = by_W
+        self.by_W, self.kind = by_W, (lanes % LANES, by_W.pair == 2, False)
         self.y = torch.empty(lanes, by_W.rows)
-        self.code = _code(lanes % LANES, by_W.pair == 2, False)
         self.threads, self.rest = by_W._threads(lanes), (*by_W._rest(self.y), 0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.code(self.threads, x.data_ptr(), *self.rest)
+        _code(*self.kind)(self.threads, x.data_ptr(), *self.rest)
         return self.y
+
+
+def followed(kind: tuple[int, bool, bool], formula: Formula, operands: Mapping[str, Operand]) -> Code:
+    """A product of that kind and a formula in one call: the arguments of both."""
+    both = then(_product(*kind), ARGUMENTS, over(formula, operands))
+    return Code(both, ARGUMENTS + 2 + len(operands))
 
 
 @functools.cache
 def _code(rest: int, bf16: bool, biased: bool) -> Code:
     """For any number of lanes that leaves this rest."""
+    return Code(_product(rest, bf16, biased), ARGUMENTS)
 
+
+def _product(rest: int, bf16: bool, biased: bool) -> Write:
     def write(b: ir.IRBuilder, given: list[ir.Value]) -> None:
         x, W, y = (b.inttoptr(v, POINTER) for v in given[:3])
         B, K, N = given[3:6]
@@ -116,17 +141,18 @@ def _code(rest: int, bf16: bool, biased: bool) -> Code:
             if rest:
                 tile(whole, panel, W_p, rest)
 
-    return Code(write, 7)
+    return write
 
 
-def gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """dW of y = x W^T, both operands (rows, ...) and float32."""
+def gradient(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """dW and db of y = x W^T + b, both operands (rows, ...) and float32."""
     threads = torch.get_num_threads()
     room = empty((threads, ROWS, PANEL + x.shape[1]), torch.float32, x.device)
     dW_T = empty((x.shape[1], dy.shape[1]), torch.float32, x.device).zero_()
-    places = (v.data_ptr() for v in (x, dy, dW_T, room))
+    db, one = torch.zeros(dy.shape[1]), torch.ones(1)
+    places = (v.data_ptr() for v in (x, dy, dW_T, room, db, one))
     _gradient_code()(threads, *places, len(x), x.shape[1], dy.shape[1])
-    return empty((dy.shape[1], x.shape[1]), torch.float32, x.device).copy_(dW_T.T)
+    return empty((dy.shape[1], x.shape[1]), torch.float32, x.device).copy_(dW_T.T), db
 
 
 def gradient_fits(dy: Tensor, x: Tensor) -> bool:
@@ -142,8 +168,8 @@ def _gradient_code() -> Code:
     """In blocks of rows, of which each thread puts x and a panel of dy after the other in line first."""
 
     def write(b: ir.IRBuilder, given: list[ir.Value]) -> None:
-        x, dy, dW_T, room = (b.inttoptr(v, POINTER) for v in given[:4])
-        rows, width, N = given[4:]
+        x, dy, dW_T, room, db, one = (b.inttoptr(v, POINTER) for v in given[:6])
+        rows, width, N = given[6:]
         panel_room = _at(b, room, b.mul(thread(b), b.mul(b.add(width, INT(PANEL)), INT(ROWS))))
         x_room = _at(b, panel_room, INT(ROWS * PANEL))
         low, high = share(b, b.sdiv(N, INT(PANEL)))
@@ -157,6 +183,9 @@ def _gradient_code() -> Code:
             with loop(b, low, high, 1) as panel:
                 column = b.mul(panel, INT(PANEL))
                 _line_up(b, _at(b, dy, b.add(b.mul(start, N), column)), N, panel_room, count, PANEL)
+                # db is the gradient of the weights of an input that is always one.
+                db_sums = _sums(b, [one], INT(0), panel_room, count, bf16=False)
+                _put(b, db_sums, _at(b, db, column), N, _at(b, db, column), N)
                 with loop(b, INT(0), width, LANES) as lane:
                     first = b.mul(lane, INT(ROWS))
                     lanes = [_at(b, x_room, b.add(first, INT(i))) for i in range(LANES)]
@@ -165,7 +194,7 @@ def _gradient_code() -> Code:
                     # A block's sum is added as one: over all rows one by one, rounding would add up.
                     _put(b, sums, place, N, place, N)
 
-    return Code(write, 7)
+    return Code(write, 9)
 
 
 def _line_up(
