@@ -11,7 +11,7 @@ from torch import zeros
 
 from made import settings
 from mulstm import cli, recipe, runs
-from mulstm.errors import CheckFailedError
+from mulstm.errors import CheckFailedError, RecipeError
 
 
 def told(answer: Answer, code: int, *words: str) -> None:
@@ -191,7 +191,7 @@ def test_our_own_faults_show_where(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    with pytest.raises(recipe.RecipeError):
+    with pytest.raises(RecipeError):
         cli.run(["--debug", "train", "nosuch/recipe"])
 
 
