@@ -36,7 +36,8 @@ def note(text: str) -> None:
 
 
 def error(text: str) -> None:
-    """The two sentences of a fault."""
+    """The two sentences of a fault. They may quote a file; no terminal is to obey what it holds."""
+    text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
     if is_live():
         _console().print(f"[red]error:[/red] {_escaped(text)}", soft_wrap=True)
     else:

@@ -146,3 +146,8 @@ def test_durations(seconds: float, text: str) -> None:
 )
 def test_quantities(count: float, text: str) -> None:
     assert console.quantity(count) == text
+
+
+def test_an_error_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.error("no record \x1b[2Jname\x07\u202e. Give\tanother.\nOr none.")
+    assert capsys.readouterr().err == "error: no record \ufffd[2Jname\ufffd\ufffd. Give\tanother.\nOr none.\n"
