@@ -150,10 +150,16 @@ def test_info(call: Call, trained: Path) -> None:
     assert found["backends"]["cpu fp32"]["fused"] == "yes"
     assert "CUDA" in found["backends"]["cpu fp32"]["triton"]
     assert "torch" in found["versions"]
+    assert found["fused on a CPU"]["pointwise"] == "kernels of its own"
     assert "reference: yes" in call("info").out
     about = json.loads(call("info", trained, "--json").out)
     assert about["alphabet"] == 256
     assert about["metrics"]["update"] == 12
+
+
+def test_info_says_why_there_are_no_kernels(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mulstm.ops.native.unavailable", lambda: "llvmlite cannot be imported")
+    assert "all: PyTorch's calls: llvmlite cannot be imported" in call("info").out
 
 
 def test_report(call: Call, tmp_path: Path) -> None:

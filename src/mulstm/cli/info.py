@@ -31,7 +31,6 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from mulstm import ops, runs
-    from mulstm.ops import native
 
     devices = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     facts = runs.environment([torch.cuda.get_device_name(d) for d in devices[1:]])
@@ -41,13 +40,22 @@ def _machine() -> dict[str, Any]:
             backends[f"{device} {precision}"] = {
                 name: reason or "yes" for name, reason in ops.objections(device, precision).items()
             }
-    reason = native.unavailable()
-    return {
-        **facts,
-        "threads": torch.get_num_threads(),
-        "backends": backends,
-        "fused on a CPU": "kernels of its own" if reason is None else f"PyTorch's calls: {reason}",
-    }
+    return {**facts, "threads": torch.get_num_threads(), "backends": backends, "fused on a CPU": _native()}
+
+
+def _native() -> dict[str, str]:
+    """Who does the work of the fused backend on a CPU."""
+    import torch
+
+    from mulstm.ops import native
+
+    if (reason := native.unavailable()) is not None:
+        return {"all": f"PyTorch's calls: {reason}"}
+    found = {"pointwise": "kernels of its own"}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        reason = native.products().why_not(dtype)
+        found[f"products {name}"] = f"PyTorch's: {reason}" if reason else "kernels of its own"
+    return found
 
 
 def _model(path: Path) -> dict[str, Any]:
