@@ -24,7 +24,10 @@ _MOST_ACT, _MOST_MX, _MOST_C = 16383, 32767, (1 << 31) - 1
 
 def compiled(function: F) -> F:
     """Machine code that is kept for the next run where the folder can be written."""
-    return cast(F, njit(cache=True, error_model="numpy", nogil=True)(function))
+    try:
+        return cast(F, njit(cache=True, error_model="numpy", nogil=True)(function))
+    except RuntimeError:  # numba looks for a folder at once, and finds none
+        return cast(F, njit(error_model="numpy", nogil=True)(function))
 
 
 @compiled
