@@ -31,6 +31,13 @@ def test_affine_is_linear(dtype: torch.dtype, biased: bool, monkeypatch: pytest.
         torch.testing.assert_close(a, c, atol=20 * limit, rtol=limit)
 
 
+@pytest.mark.parametrize("b", [torch.randn(64)[::2], torch.randn(1).expand(32)], ids=["strided", "expanded"])
+def test_a_bias_may_lie_anyhow(b: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SMALLEST", 0)
+    x, W = torch.randn(6, 8), torch.randn(32, 8)
+    torch.testing.assert_close(affine(x, W, b), linear(x, W, b))
+
+
 def test_only_what_wants_a_gradient_gets_one() -> None:
     x, W = torch.randn(5, 3), torch.randn(4, 3, requires_grad=True)
     y = _affine(x, W, None)

@@ -29,6 +29,7 @@ def _alike(x: Tensor, W: Tensor, b: Tensor | None) -> bool:
 
 @torch.library.custom_op("mulstm::affine", mutates_args=())
 def _affine(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    b = None if b is None else b.contiguous()
     return many(x, W, b, memory.empty((x.shape[0], W.shape[0]), x.dtype, x.device))
 
 
