@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import Any
 
@@ -385,7 +386,7 @@ def _heed(job: Job) -> Callable[[int, float], None]:
 
 def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
     return RunInterruptedError(
-        f'{what}; everything is saved. Go on with "mulstm train --resume {job.folder}".', signum
+        f'{what}; everything is saved. Go on with "mulstm train --resume {quote(str(job.folder))}".', signum
     )
 
 

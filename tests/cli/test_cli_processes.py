@@ -139,8 +139,9 @@ def test_killed_at_any_moment_and_resumed(text_file: Path, tmp_path: Path) -> No
 
 
 def test_a_signal_saves_first(text_file: Path, tmp_path: Path) -> None:
+    runs_dir = tmp_path / "my runs"
     process = start(
-        "train", text_file, "--runs-dir", tmp_path, "--device", "cpu", *settings("train.updates=100000")
+        "train", text_file, "--runs-dir", runs_dir, "--device", "cpu", *settings("train.updates=100000")
     )
     wait_for(lambda: list(tmp_path.rglob("log.jsonl")))
     process.send_signal(signal.SIGINT)
@@ -148,9 +149,9 @@ def test_a_signal_saves_first(text_file: Path, tmp_path: Path) -> None:
     assert answer.code == 130
     assert answer.out == ""
     assert "everything is saved" in answer.err
-    assert f"--resume {only_run(tmp_path)}" in answer.err
+    assert f"--resume '{only_run(runs_dir)}'" in answer.err  # as a shell wants it
     assert "Traceback" not in answer.err
-    assert checkpoint.load(only_run(tmp_path) / "last.safetensors").meta["metrics"]["update"] > 0
+    assert checkpoint.load(only_run(runs_dir) / "last.safetensors").meta["metrics"]["update"] > 0
 
 
 GROUP = ["--standalone", "--nproc-per-node=2", "-m", "mulstm"]

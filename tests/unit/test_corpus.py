@@ -139,6 +139,16 @@ def test_neither_copy_nor_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("made", data_dir=tmp_path / "nowhere")
 
 
+@pytest.mark.usefixtures("made")
+def test_no_cache_folder_is_not_blamed_on_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"downloads cannot be made .*Set XDG_CACHE_HOME"):
+        load("made")
+
+
 def test_a_real_download(tmp_path: Path, made: Known, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pooch")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -187,17 +187,26 @@ def test_a_wrong_letter_is_named(protein: bytes, words: str, made: foreign.Forei
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_outputs_are_told_before_any_work(made: foreign.Foreign, tmp_path: Path) -> None:
+def test_wrong_outputs_are_told_before_any_work(
+    made: foreign.Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
 
     def records() -> Iterator[Record]:
         raise AssertionError("read too early")
         yield
 
+    def refuse(**_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".mulstm-a1b2"))
+
     with pytest.raises(DataError, match="End it in one of"):
         embed_file(loaded, records(), tmp_path / "r.txt")
     with pytest.raises(DataError, match="does not exist"):
         embed_file(loaded, records(), tmp_path / "no" / "r.npz")
+    with monkeypatch.context() as refusing:
+        refusing.setattr("tempfile.mkdtemp", refuse)
+        with pytest.raises(DataError, match=f"The folder {tmp_path} cannot be written"):
+            embed_file(loaded, records(), tmp_path / "r.npz")
     with pytest.raises(DataError, match="holds no record"):
         embed_file(loaded, [], tmp_path / "r.npz")
 

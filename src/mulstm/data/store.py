@@ -136,10 +136,17 @@ def unpack(path: Path, target: Path, member: str, file: File | None = None) -> N
 
 def _fetch(corpus: Known, file: File, cached: Path, folder: Path | None) -> Path:
     """Tries one address after the other until one gives the known bytes."""
-    tried = []
+    tried, downloads = [], cache_folder() / "downloads"
+    try:
+        downloads.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"The folder {downloads} cannot be made ({error.strerror or error}). "
+            "Set XDG_CACHE_HOME to another folder, or MULSTM_DATA to one with a copy."
+        ) from None
     for address in file.addresses:
         # Named after the process: another one may be fetching the same.
-        download = cache_folder() / "downloads" / f"{os.getpid()}-{address.rpartition('/')[2]}"
+        download = downloads / f"{os.getpid()}-{address.rpartition('/')[2]}"
         try:
             _download(address, download)
             unpack(download, cached, file.name, file)

@@ -13,6 +13,8 @@ from typing import BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
+from mulstm.errors import DataError
+
 Rows = npt.NDArray[np.float32]
 BLOCK = 4 << 20  # bytes moved at a time
 
@@ -25,7 +27,12 @@ class Store:
     """
 
     def __init__(self, folder: Path, widths: dict[str, int]) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix=".mulstm-", dir=folder))
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix=".mulstm-", dir=folder))
+        except OSError as error:
+            raise DataError(
+                f"The folder {folder} cannot be written ({error.strerror or error}). Choose another place."
+            ) from None
         self.widths = widths
         self.count = 0
         self.longest_id = 1
