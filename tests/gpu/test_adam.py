@@ -43,3 +43,12 @@ def test_fused_adam(name: str, decay: float, clip: float) -> None:
     assert state.keys() == wanted.keys()
     for key, value in state.items():
         assert rms(value, wanted[key]) < 1e-5
+
+
+def test_without_memory_it_is_the_sign() -> None:
+    p = torch.nn.Parameter(torch.zeros(4, device="cuda"))
+    rate = torch.tensor(0.5, device="cuda")
+    optimiser = optim.build(OptimiserRecipe(beta1=0.0, beta2=0.0), [("p", p)], rate)
+    p.grad = torch.tensor([2.0, -2.0, 4.0, -8.0], device="cuda")
+    optim.clip_and_step(optimiser, [p], 0.0)
+    torch.testing.assert_close(p.detach().cpu(), torch.tensor([-0.5, 0.5, -0.5, 0.5]))

@@ -108,9 +108,10 @@ def adam(
     norm, numbers = torch.empty((), device=device), torch.empty(3, device=device)
     grid = (firsts[-1],)
     _squares[grid](tuple(gradients), firsts, sizes, sums, BLOCK=BLOCK, num_warps=WARPS)
+    logs = [math.log(beta) if beta else -1e30 for beta in betas]
     _measure[(1,)](
-        sums, tuple(steps), norm, numbers, firsts[-1], largest, math.log(betas[0]) if betas[0] else -1e30,
-        math.log(betas[1]), CLIP=largest > 0, BLOCK=1024, num_warps=8,
+        sums, tuple(steps), norm, numbers, firsts[-1], largest, *logs,
+        CLIP=largest > 0, BLOCK=1024, num_warps=8,
     )  # fmt: skip
     _adam[grid](
         tuple(parameters), tuple(gradients), tuple(means), tuple(squares), firsts, sizes, numbers, rate,
