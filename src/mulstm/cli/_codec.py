@@ -26,7 +26,7 @@ Products = Annotated[
     typer.Option("--products", help="How matrices are multiplied: auto, int8, float32, float64. Same bytes."),
 ]
 Coder = Annotated[
-    str, typer.Option("--coder", help="The range coder: auto, constriction or python. Same bytes.")
+    str, typer.Option("--coder", help="The range coder: auto, numba, constriction or python. Same bytes.")
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a file that is there already.")]
 Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0: all cores. Same bytes.")]
