@@ -48,7 +48,7 @@ def command(
     from mulstm.codec import archive
 
     header = archive.peek(file)
-    with moving((header and header.length) or 0, "decompress", quiet) as tell, ending_tidily():
+    with moving((header and header.length) or 0, "decompress", quiet) as show, ending_tidily(show) as tell:
         done = archive.decompress_path(file, target, network, coder=coder, progress=tell)
     if as_json and str(target) != "-":
         console.result_json({"file": str(file), "output": str(target), **done.as_dict()})

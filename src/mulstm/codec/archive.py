@@ -66,6 +66,7 @@ def compress(
     `length`: how long the content is, where that is known; the other side then knows it from the start.
     """
     _check(lanes, block)
+    alive = None if progress is None else lambda _: progress(0)  # the way back, which counts no bytes
     done = Summary(adaptive=adaptive, verified=verify)
     writer = Writer(target, Header(block, network.model.fingerprint, adaptive, length))
     while content := _read(source, block):
@@ -77,7 +78,8 @@ def compress(
         done.seconds += time.perf_counter() - start
         if verify and kind == CODED:
             start = time.perf_counter()
-            if blocks.decode(network, payload, len(content), B, adaptive, coder=coder) != content:
+            again = blocks.decode(network, payload, len(content), B, adaptive, coder=coder, progress=alive)
+            if again != content:
                 raise CheckFailedError(
                     f"Block {done.blocks} does not decode to what was read: this machine computes wrongly. "
                     "Nothing was written; try --products float64, and report it."
