@@ -256,3 +256,16 @@ def test_weight_gradient(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (db - dy.double().sum(0)).norm() < 1e-6 * db.norm()
     assert not vector_product.gradient_fits(dy[:, :50], x)
     assert not vector_product.gradient_fits(dy, torch.randn(24, rows).T[:, :16])
+
+
+def test_one_step_whose_rows_do_not_move() -> None:
+    """A (1, B, H) cut from an expanded tensor is contiguous and has a stride of 0."""
+    B, H = 2, 16
+    torch.manual_seed(0)
+    mx = torch.randn(1, B, H).expand(3, B, H)[:1]
+    zx = torch.randn(1, B, 4 * H).expand(3, B, 4 * H)[:1]
+    W_mh, W_zm = torch.randn(H, H), torch.randn(4 * H, H)
+    state = State(torch.randn(B, H), torch.randn(B, H))
+    h, _ = recurrence(mx, zx, W_mh, W_zm, state, backend="fused")
+    wanted, _ = recurrence(mx, zx, W_mh, W_zm, state, backend="reference")
+    assert torch.allclose(h, wanted, atol=1e-5)

@@ -169,10 +169,10 @@ class _Steps:
         self.code(None)(self.threads, *self.size, product.data_ptr(), *next(self.rows))
 
 
-def _rows(x: Tensor) -> range:
+def _rows(x: Tensor) -> list[int]:
     """The address of each step of x, (T, ...)."""
-    size = x.stride(0) * x.element_size()
-    return range(x.data_ptr(), x.data_ptr() + x.shape[0] * size, size)
+    first, size = x.data_ptr(), x.stride(0) * x.element_size()
+    return [first + t * size for t in range(x.shape[0])]
 
 
 def _always(x: Tensor) -> Iterable[int]:
