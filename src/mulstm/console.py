@@ -35,9 +35,14 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def printable(text: str) -> str:
+    """The text without control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def error(text: str) -> None:
     """The two sentences of a fault. They may quote a file; no terminal is to obey what it holds."""
-    text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    text = printable(text)
     if is_live():
         _console().print(f"[red]error:[/red] {_escaped(text)}", soft_wrap=True)
     else:

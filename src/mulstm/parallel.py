@@ -48,10 +48,14 @@ class Share:
             for tensor, total in zip(same, torch.split(flat, [t.numel() for t in same]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 
-    def part(self, symbols: Tensor) -> Tensor | float:
-        """What this process's mean over its symbols counts in the mean over those of all processes."""
-        if self.count == 1:
-            return 1.0
+    def part(self, y: Tensor | None) -> Tensor | float:
+        """What this process's mean over its symbols counts in the mean over those of all processes.
+
+        y says where there are symbols; without it all processes have as many.
+        """
+        if self.count == 1 or y is None:
+            return 1 / self.count
+        symbols = (y >= 0).sum()
         total = symbols.clone()
         dist.all_reduce(total)
         return symbols / total

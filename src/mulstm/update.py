@@ -93,7 +93,7 @@ class Update:
             y = y.masked_fill((self.xy[2] & NOTHING).bool(), -1)
         loss, after = self.model.loss(x, y, before, masks, first)
         # Summed over the processes, this is the mean over the symbols of all lanes.
-        part = loss * self.share.part((y >= 0).sum())
+        part = loss * self.share.part(None if first is None else y)
         part.backward()  # type: ignore[no-untyped-call]
         self.share.sum(parameter.grad for parameter in self.parameters)
         norm = optim.clip_and_step(self.optimiser, self.parameters, self.recipe.optimiser.clip)

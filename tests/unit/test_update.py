@@ -129,9 +129,6 @@ class Apart(Share):
     def sum(self, tensors: Iterable[Tensor | None]) -> None:
         list(tensors)
 
-    def part(self, symbols: torch.Tensor) -> float:
-        return 1 / self.count
-
 
 def test_shares_of_the_lanes_add_up(tiny: Callable[..., Recipe]) -> None:
     recipe = tiny(

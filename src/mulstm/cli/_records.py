@@ -15,7 +15,6 @@ from mulstm import console
 if TYPE_CHECKING:
     from mulstm.records import Record
 
-Model = Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")]
 Input = Annotated[
     str, typer.Argument(help="FASTA, lines, JSONL or CSV, plain or compressed; - is the standard input.")
 ]

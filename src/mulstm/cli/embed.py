@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, Device, Quiet
-from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Model, Upper
+from mulstm.cli._options import AsJson, Device, Model, Quiet
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper
 
 VECTORS = {"mean": "h_mean", "final": "h_final", "cell": "c_final", "joined": "joined"}
 

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from mulstm.cli._options import Model
+
 FORMATS = ("unirep", "openai", "nvidia", "chainer", "tape", "torchrecurrent", "onnx", "hub")
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    model: Model,
     format_name: Annotated[
         str,
         typer.Argument(metavar="FORMAT", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}."),

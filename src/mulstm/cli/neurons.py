@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, Device
-from mulstm.cli._records import Column, IdColumn, Input, Kind, Model, Upper
+from mulstm.cli._options import AsJson, Device, Model
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Upper
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look into a model's units."

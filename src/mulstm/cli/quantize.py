@@ -9,11 +9,11 @@ import typer
 
 from mulstm import console
 from mulstm.cli._codec import sleep_while_waiting
-from mulstm.cli._options import AsJson
+from mulstm.cli._options import AsJson, Model
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run.")],
+    model: Model,
     output: Annotated[
         Path | None,
         typer.Option(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mulstm.cli._options import AsJson, Device
-from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Model, Upper
+from mulstm.cli._options import AsJson, Device, Model
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper
 
 if TYPE_CHECKING:
     from mulstm.scoring import Score

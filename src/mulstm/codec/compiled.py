@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
+from mulstm.codec.integer import ACT_MOST
 from mulstm.codec.tables import EXP_END, SIGMOID_END, TANH_END
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,7 +20,7 @@ Array = Any  # numpy arrays; numba makes a version for each type it meets
 _int: Any = np.int64  # numba asks for it where a number must not become unsigned or a float
 _LOW, _LOW_MASK = 7, 127
 _HALF = 1 << 23
-_MOST_ACT, _MOST_MX, _MOST_C = 16383, 32767, (1 << 31) - 1
+_MOST_MX, _MOST_C = 32767, (1 << 31) - 1
 
 
 def compiled(function: F) -> F:
@@ -28,6 +29,13 @@ def compiled(function: F) -> F:
         return cast(F, njit(cache=True, error_model="numpy", nogil=True)(function))
     except RuntimeError:  # numba looks for a folder at once, and finds none
         return cast(F, njit(error_model="numpy", nogil=True)(function))
+
+
+@compiled
+def _put(v: int, planes: Array, b: int, j: int) -> None:
+    """A number of 15 bits in its two planes."""
+    v = min(max(v, -ACT_MOST), ACT_MOST)
+    planes[0, b, j], planes[1, b, j] = v >> _LOW, v & _LOW_MASK
 
 
 @compiled
@@ -44,8 +52,7 @@ def factor(sums: Array, x: Array, mx: Array, e_m: Array, below: Array, R_ml: Arr
                 p = min(max(p + ((low * R_ml[j] + _HALF) >> 24), -_MOST_MX), _MOST_MX)
             a = _int(sums[b, j]) + (sums[B + b, j] >> _LOW)
             v = ((p * a << _int(e_m[j])) + _HALF) >> 24
-            v = min(max(v, -_MOST_ACT), _MOST_ACT)
-            m[0, b, j], m[1, b, j] = v >> _LOW, v & _LOW_MASK
+            _put(v, m, b, j)
 
 
 @compiled
@@ -81,8 +88,7 @@ def plain_unit(z: Array, tanh: Array, h: Array) -> None:
     """The unit "tanh"."""
     for b in range(z.shape[0]):
         for j in range(z.shape[1]):
-            v = min(max((_tanh(z[b, j], tanh) + 2) >> 2, -_MOST_ACT), _MOST_ACT)
-            h[0, b, j], h[1, b, j] = v >> _LOW, v & _LOW_MASK
+            _put((_tanh(z[b, j], tanh) + 2) >> 2, h, b, j)
 
 
 @compiled
@@ -106,8 +112,7 @@ def gated_unit(
                 v = (_tanh(inner >> 6, tanh) + 2) >> 2
             else:
                 v = (o * _tanh(new >> 6, tanh) + (1 << 17)) >> 18
-            v = min(max(v, -_MOST_ACT), _MOST_ACT)
-            h[0, b, j], h[1, b, j] = v >> _LOW, v & _LOW_MASK
+            _put(v, h, b, j)
 
 
 @compiled

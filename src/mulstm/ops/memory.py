@@ -29,9 +29,9 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     start = -block.ctypes.data % _ALIGN
     # torch holds on to this array for as long as the storage lives, whoever shares the storage; when
     # it lets go the block is free again.
-    lease = block[start : start + size]
-    weakref.finalize(lease, _give, block).atexit = False
-    return torch.from_numpy(lease).view(dtype).view(tuple(shape))
+    lent = block[start : start + size]
+    weakref.finalize(lent, _give, block).atexit = False
+    return torch.from_numpy(lent).view(dtype).view(tuple(shape))
 
 
 def _take(size: int) -> np.ndarray[Any, Any]:

@@ -117,18 +117,23 @@ def _is_native(x: Tensor) -> bool:
 
 def gradient(dy: Tensor, x: Tensor) -> Tensor:
     """dW of y = x W^T, both (rows, ...)."""
-    if _is_native(dy) and native.products().gradient_fits(dy, x):
-        dW: Tensor = native.products().gradient(dy, x)[0]
-        return dW
+    both = _native_gradients(dy, x)
+    if both is not None:
+        return both[0]
     return torch.mm(dy.T, x, out=empty((dy.shape[1], x.shape[1]), dy.dtype, dy.device))
 
 
 def gradients(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """dW and db of y = x W^T + b."""
-    if _is_native(dy) and native.products().gradient_fits(dy, x):
-        both: tuple[Tensor, Tensor] = native.products().gradient(dy, x)
-        return both
-    return gradient(dy, x), dy.sum(0)
+    both = _native_gradients(dy, x)
+    return (gradient(dy, x), dy.sum(0)) if both is None else both
+
+
+def _native_gradients(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    if not (_is_native(dy) and native.products().gradient_fits(dy, x)):
+        return None
+    both: tuple[Tensor, Tensor] = native.products().gradient(dy, x)
+    return both
 
 
 def keep(W: Tensor) -> Tensor:
