@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mulstm import bench
+from mulstm.bench import cpu
 from mulstm.errors import CheckFailedError
 
 KEYS = ["name", "backend", "level", "device", "precision", "hidden", "lanes", "chunk", "parameters"]
@@ -36,18 +37,18 @@ def test_rows() -> None:
 
 
 def test_equal_parameters() -> None:
-    contenders = list(bench.layers(**bench.LAYER))
+    contenders = list(cpu.layers(**cpu.LAYER))
     size = {c.name: c.parameters for c in contenders}
     assert abs(size["nn.LSTM equal parameters"] - size["mlstm"]) < 0.002 * size["mlstm"]
 
 
 def test_nobody_wrong_is_timed() -> None:
-    (one, *_) = bench.streams(hidden=8, alphabet=5)
+    (one, *_) = cpu.streams(hidden=8, alphabet=5)
     worked: list[int] = []
     one.error, one.work = lambda: 0.5, lambda: worked.append(1)
     with pytest.raises(CheckFailedError, match=r"mlstm \(fused, fp32\) differs from float64 by 0.5"):
-        bench.in_turn([one], 3, lambda line: None)
+        cpu.in_turn([one], 3, lambda line: None)
     assert not worked
     one.error = lambda: float("nan")
     with pytest.raises(CheckFailedError):
-        bench.in_turn([one], 3, lambda line: None)
+        cpu.in_turn([one], 3, lambda line: None)

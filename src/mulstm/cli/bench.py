@@ -3,34 +3,89 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mulstm.cli._options import AsJson, Device, Quiet
+
+PARTS = ("layer", "update", "cells", "evaluate", "sample", "losses")
 
 
 def command(
     device: Device = "auto",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each contender.")] = 15,
     small: Annotated[bool, typer.Option("--small", help="Small sizes, for a first look.")] = False,
-    save: Annotated[Path | None, typer.Option("--save", help="Also write the JSON to this file.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="PART", help=f"On a GPU, some parts only: {', '.join(PARTS)}."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save",
+            help="Also write the JSON to this file, the losses beside it. For all of a GPU's parts the "
+            "default is results/bench/GPU.json where there is such a folder.",
+        ),
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time the layers against torch.nn.LSTM and a plain loop, each only after it has passed its check."""
-    from mulstm import bench, console, parallel, runs
+    """Time layers, updates and streams against torch.nn.LSTM and a plain loop, each after its check."""
+    from mulstm import bench, console, parallel
+
+    place = str(parallel.pick(device))
+    unknown = [part for part in only or [] if part not in PARTS]
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(PARTS)}", param_hint="--only")
+    if only and place == "cpu":
+        raise typer.BadParameter("a CPU's benchmark has no parts to choose from", param_hint="--only")
 
     def say(line: str) -> None:
         if not quiet:
             console.note(line)
 
-    found = bench.run(str(parallel.pick(device)), repeats=repeats, quick=small, say=say)
-    if save is not None:
-        runs.write_atomic(save, runs.json_text(found))
+    def keep(found: dict[str, Any]) -> None:
+        path = save or (None if small or only else _usual(found))
+        if path is not None:
+            _write(path, found)
+
+    found = bench.run(place, repeats=repeats, quick=small, parts=only or (), say=say, keep=keep)
+    keep(found)
     if as_json:
         console.result_json(found)
-        return
+    else:
+        _show(found)
+    if "musts" in found:
+        from mulstm.bench.cuda import fault
+
+        if wrong := fault(found):
+            raise wrong
+
+
+def _usual(found: dict[str, Any]) -> Path | None:
+    """Where a GPU's record belongs in a checkout; None elsewhere, and for a CPU."""
+    folder = Path("results/bench")
+    if "device" not in found["machine"] or not folder.is_dir():
+        return None
+    words = str(found["machine"]["device"]).lower().removeprefix("nvidia").split()
+    return folder / f"{'-'.join(words)}.json"
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    """The rows into this file, the curves of losses into one beside it."""
+    from mulstm import runs
+
+    losses = found.get("losses")
+    runs.write_atomic(path, runs.json_text({k: v for k, v in found.items() if k != "losses"}))
+    if losses is not None:
+        runs.write_atomic(path.with_name(f"losses-{path.name}"), runs.json_text(losses))
+
+
+def _show(found: dict[str, Any]) -> None:
+    from mulstm import console
+    from mulstm.report import musts
+
     head = ["name", "backend", "level", "precision", "hidden", "lanes", "chunk", "ms", "symbols/s", "error"]
     console.table(
         head,
@@ -44,3 +99,6 @@ def command(
             for row in found["rows"]
         ],
     )
+    if "musts" in found:
+        console.result("")
+        console.table(musts.HEAD, musts.cells(found["musts"]))

@@ -1,4 +1,4 @@
-"""Times our layers against others', in turn and in one process, each only after it has passed its check."""
+"""Times our layers on a CPU against others', in turn, each only after it has passed its check."""
 
 from __future__ import annotations
 
@@ -44,13 +44,8 @@ class Contender:
     calls: int = 1  # of `work` in one measurement
 
 
-def run(
-    device: str = "cpu", *, repeats: int = 15, quick: bool = False, say: Say = lambda line: None
-) -> dict[str, Any]:
-    """{"machine": ..., "rows": [...]}: everybody on that device; `quick`: at small sizes, for tests."""
-    if torch.device(device).type == "cuda":
-        cuda = import_module("mulstm.bench_cuda")
-        return {"machine": cuda.machine(), "rows": cuda.bench(say, repeats=repeats, quick=quick)}
+def run(repeats: int = 15, quick: bool = False, say: Say = lambda line: None) -> dict[str, Any]:
+    """{"machine": ..., "rows": [...]}: everybody on the CPU; `quick`: at small sizes, for tests."""
     layer = LAYER | ({"hidden": 32, "lanes": 4, "chunk": 10} if quick else {})
     stream = STREAM | ({"hidden": 32} if quick else {})
     torch.manual_seed(1)
