@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -18,11 +19,13 @@ from mulstm.checkpoint import FORMAT, fingerprint, read_tensors, write_tensors
 from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
-from mulstm.errors import DataError
+from mulstm.errors import CheckpointError, DataError
 from mulstm.evaluate import Evaluation
 from mulstm.nn.model import LanguageModel
 from mulstm.ops import State
+from mulstm.units import bits_per_char
 
+ASK_EVERY = 100  # segments
 Statistics = dict[str, Tensor]  # parameter name -> R, the root mean square of its mini-batch gradients
 
 
@@ -34,6 +37,7 @@ class Settings:
     rate: float = 2e-4
     pull: float = 0.01  # towards the trained weights, after each segment
     epsilon: float = 1e-5
+    folded: bool = True  # the matrices themselves move; else what was trained: rows, gains and embedding
 
 
 def gather_statistics(
@@ -63,15 +67,20 @@ def gather_statistics(
 
 
 def kept_statistics(
-    file: Path, model: LanguageModel, alphabet: Alphabet, split: Callable[[], Split], **how: int
+    folder: Path, model: LanguageModel, alphabet: Alphabet, split: Callable[[], Split], **how: int
 ) -> Statistics:
-    """Those kept in `file`, if they are of this very model and gathered in this way; else they are made."""
-    wanted = {"model": fingerprint(model, alphabet), **how}
+    """Those kept in `folder`, if they are of this very model and gathered in this way; else they are made."""
+    print_of = fingerprint(model, alphabet)
+    wanted = {"model": print_of, **how}
+    words = [print_of[:16], *(f"{name}{value}" for name, value in how.items())]
+    file = folder / f"{'-'.join(words)}.safetensors"
     if file.is_file():
-        tensors, meta = read_tensors(file, "statistics")
-        if meta["of"] == wanted:
-            return tensors
+        with contextlib.suppress(CheckpointError):  # a damaged copy is made again
+            tensors, meta = read_tensors(file, "statistics")
+            if meta["of"] == wanted:
+                return tensors
     R = gather_statistics(model, split(), **how)
+    folder.mkdir(parents=True, exist_ok=True)
     write_tensors(file, R, {"format": FORMAT, "kind": "statistics", "of": wanted})
     return R
 
@@ -142,8 +151,9 @@ def evaluate_dynamic(
     settings: Settings,
     *,
     symbols: int = 0,  # of the split's beginning; 0: all
+    progress: Callable[[int, float], None] | None = None,  # gets the symbols read and their bits/char so far
 ) -> Evaluation:
-    """One lane, one pass, every symbol scored before the model learns from it."""
+    """One lane, one pass, every symbol scored before a copy of `model` learns from it."""
     learner = Learner(model, statistics, settings)
     device = learner.theta[0].device
     total = min(symbols, split.symbols_count) if symbols else split.symbols_count
@@ -158,6 +168,9 @@ def evaluate_dynamic(
         stop = min(start + settings.segment, total)
         x, y = text[:, start:stop].long(), text[:, start + 1 : stop + 1].long()
         losses[start:stop] = (fast if stop - start == settings.segment else learner).learn(x, y)
+        # Asking for the sum makes a GPU wait, so it is asked for now and then only.
+        if progress is not None and start // settings.segment % ASK_EVERY == ASK_EVERY - 1:
+            progress(stop, bits_per_char(float(losses[:stop].sum(dtype=torch.float64)), stop))
     nats = float(losses.sum(dtype=torch.float64))
     if not math.isfinite(nats):
         raise DataError(

@@ -84,15 +84,37 @@ def test_divergence_is_told(model, text) -> None:
 
 
 def test_statistics_are_kept_for_the_model_they_are_of(model, text, tmp_path) -> None:
-    file, how = tmp_path / "statistics.safetensors", {"lanes": 4, "segment": 7, "batches": 5}
-    first = kept_statistics(file, model, text.alphabet, lambda: text.split("train"), **how)
+    folder, how = tmp_path / "statistics", {"lanes": 4, "segment": 7, "batches": 5}
+    first = kept_statistics(folder, model, text.alphabet, lambda: text.split("train"), **how)
 
     def again():
         raise AssertionError("they were kept")
 
-    kept = kept_statistics(file, model, text.alphabet, again, **how)
+    kept = kept_statistics(folder, model, text.alphabet, again, **how)
     assert all(torch.equal(first[name], kept[name]) for name in first)
+    (damaged,) = folder.iterdir()
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    repaired = kept_statistics(folder, model, text.alphabet, lambda: text.split("train"), **how)
+    assert all(torch.equal(first[name], repaired[name]) for name in first)
     with torch.no_grad():
         model.W_out.add_(1.0)
     with pytest.raises(AssertionError, match="they were kept"):
-        kept_statistics(file, model, text.alphabet, again, **how)
+        kept_statistics(folder, model, text.alphabet, again, **how)
+
+
+def test_what_moves_may_be_the_matrices_or_what_was_trained(model, text) -> None:
+    """Both are the same function at first; what they learn differs, and progress tells the same sum."""
+    split = text.split("test")
+    found = []
+    for start in (model, model.folded()):
+        R = gather_statistics(start, text.split("train"), lanes=4, segment=7, batches=5)
+        told = {}
+        result = evaluate_dynamic(
+            start, split, R, dataclasses.replace(SETTINGS, segment=1), progress=told.__setitem__
+        )
+        assert result.losses is not None
+        done, bits = told.popitem()
+        assert bits == pytest.approx(result.losses[:done].sum(dtype=np.float64) / np.log(2) / done)
+        found.append(result.losses)
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    assert abs(found[0][-50:] - found[1][-50:]).max() > 1e-4

@@ -48,6 +48,10 @@ def command(
         float, typer.Option("--pull", min=0, help="Dynamic: pull back to the trained weights.")
     ] = 0.01,
     epsilon: Annotated[float, typer.Option("--epsilon", min=0, help="Dynamic: added to the scale.")] = 1e-5,
+    as_trained: Annotated[
+        bool,
+        typer.Option("--as-trained", help="Dynamic: move rows, gains and embedding, not the matrices."),
+    ] = False,
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -68,8 +72,8 @@ def command(
         from mulstm.cli import _dynamic
         from mulstm.dynamic import Settings
 
-        lanes, settings = 1, Settings(segment, rate, pull, epsilon)
-        found = _dynamic.evaluate(model, loaded, part, settings, symbols, data_dir)
+        lanes, settings = 1, Settings(segment, rate, pull, epsilon, folded=not as_trained)
+        found = _dynamic.evaluate(loaded, part, settings, symbols, data_dir, quiet)
         if losses is not None and found.losses is not None:
             np.save(losses, found.losses)
     else:
