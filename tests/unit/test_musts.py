@@ -60,9 +60,9 @@ def test_musts_and_goals() -> None:
     assert of("sampling")["goal_met"] is True
     # The error is that of the row whose time is shown, the fastest.
     assert of("gradient error", "layer", "1900")["measured"] == 0.8
-    assert of("milstm 2219")["measured"] == 50.0
-    assert of("milstm 2219")["met"] is False
-    assert of(", lstm 1900")["measured"] == pytest.approx(81.82)
+    assert of("milstm of hidden 2219")["measured"] == 50.0
+    assert of("milstm of hidden 2219")["met"] is False
+    assert of(", lstm of hidden 1900")["measured"] == pytest.approx(81.82)
     losses = of("short training run")
     assert (losses["measured"], losses["must"], losses["met"]) == (0.002, 0.003, True)
 

@@ -58,7 +58,11 @@ def command(
         _show(found)
     if "musts" in found:
         from mulstm.bench.cuda import fault
+        from mulstm.report import musts
 
+        if as_json:  # for whoever watches: stdout is a program's
+            for line in musts.cells(found["musts"]):
+                say("; ".join(f"{name} {cell}" for name, cell in zip(musts.HEAD, line, strict=True)))
         if wrong := fault(found):
             raise wrong
 

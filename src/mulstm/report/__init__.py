@@ -47,8 +47,9 @@ def _figures(results: Path) -> list[figures.Figure]:
 
 def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
     found = records.read(results)
+    speed = bench.markdown(results)
     texts = {
-        results / "tables.md": tables.markdown(found, _surprise(results)),
+        results / "tables.md": tables.markdown(found, _surprise(results)) + (f"\n{speed}" if speed else ""),
         results / "tables.csv": tables.comma_separated(found),
         results / "tables.json": json.dumps(tables.flat(found), indent=2) + "\n",
     }

@@ -1,71 +1,214 @@
-"""The figure of results/bench: how long a layer takes beside the others, as the rows say."""
+"""What results/bench shows: times beside the others', curves of losses, and what was asked for and met."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mulstm.report.figures import BLUE, FAINT, INK, Figure
+from mulstm.report import musts
+from mulstm.report.figures import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION, Figure
+from mulstm.report.tables import grid
 
-Bars = list[dict[str, Any]]
-TICKS = (5, 10, 20, 50, 100, 200)
+Rows = list[dict[str, Any]]
+TICKS = (2, 5, 10, 20, 50, 100, 200, 500)
+NAMES = {
+    "mlstm": "mLSTM",
+    "nn.LSTM": "LSTM",
+    "nn.LSTM padded": "LSTM",
+    "nn.LSTM equal parameters": "LSTM",
+    "naive": "mLSTM",
+    "torchrecurrent": "mLSTM",
+    "flashrnn": "LSTM",
+    "lstm": "LSTM",
+    "lstm, 2 layers": "LSTM 2 x",
+    "milstm": "MI-LSTM",
+    "mlstm, initial unit": "mLSTM",
+}
+HOW = {"cudnn": "cuDNN", "cudnn, one graph": "cuDNN in a graph"}
+WHO = {
+    "naive": "plain loop",
+    "torchrecurrent": "torchrecurrent",
+    "flashrnn": "FlashRNN",
+    "mlstm, initial unit": "initial unit, one graph",
+}
+MEAN_OF = 10  # updates, in the lower half of the figure of losses
+
+
+def _machines(results: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any] | None]]:
+    """Name, record and, where there are any, curves of losses."""
+    for path in sorted((results / "bench").glob("*.json")):
+        if path.name.startswith("losses-"):
+            continue
+        beside = path.with_name(f"losses-{path.name}")
+        losses = json.loads(beside.read_text()) if beside.is_file() else None
+        yield path.stem, json.loads(path.read_text()), losses
 
 
 def figures(results: Path) -> list[Figure]:
-    """One for each machine that has layers of one chunk's shape at two sizes or more."""
+    """For each GPU its times; and its losses, where they were measured."""
     found = []
-    for path in sorted((results / "bench").glob("*.json")):
-        rows = [row for row in json.loads(path.read_text())["rows"] if row["level"] == "layer"]
-        shapes = sorted({(row["lanes"], row["chunk"]) for row in rows})
-        panels = [panel for shape in shapes[:1] for panel in _panels(rows, shape)]
-        if len(panels) > 1:
-            data = {"machine": path.stem.upper(), "panels": panels}
-            found.append(Figure(f"bench-{path.stem}", data, _paint, (8.0, 6.6)))
+    # A change of how they are drawn makes the drawn ones stale, as a change of the data does.
+    drawn_by = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    for name, record, losses in _machines(results):
+        panels = _panels(record["rows"]) if _is_gpu(record) else []
+        if panels:
+            data = {"machine": name.upper(), "panels": panels, "drawn_by": drawn_by}
+            lines = sum(len(panel["points"]) for panel in panels) + 3 * len(panels)
+            found.append(Figure(f"bench-{name}", data, _paint, (8.4, 0.6 + 0.2 * lines)))
+        if losses:
+            about = {"machine": name.upper(), "losses": losses, "drawn_by": drawn_by}
+            found.append(Figure(f"losses-{name}", about, _paint_losses, (7.6, 6.0)))
     return found
 
 
-def _panels(rows: Bars, shape: tuple[int, int]) -> list[dict[str, Any]]:
-    """The rows of each size of ours; another's row belongs to the size nearest to its own."""
-    rows = [row for row in rows if (row["lanes"], row["chunk"]) == shape]
-    sizes = sorted({row["hidden"] for row in rows if row["name"] == "mlstm"})
-    panels = []
+def markdown(results: Path) -> str:
+    """What was asked of each GPU beside what it did; empty where there is none."""
+    parts = []
+    for name, record, losses in _machines(results):
+        if _is_gpu(record):
+            several = " The rows come from several runs; the record says which." if "runs" in record else ""
+            parts += [
+                f"## Speed on one {name.upper()}: asked for and measured",
+                f"Made from `results/bench/{name}.json`, in bf16.{several} A cell's share is of symbols/s x "
+                "parameters: a model of more parameters may be slower in proportion.",
+                grid(musts.HEAD, musts.cells(musts.table(record["rows"], losses))),
+            ]
+    return "\n\n".join(parts) + "\n" if parts else ""
+
+
+def _is_gpu(record: dict[str, Any]) -> bool:
+    return "device" in record.get("machine", {})
+
+
+def _panels(rows: Rows) -> list[dict[str, Any]]:
+    """The layers of each size of ours, then the updates at the size where most take part."""
+    found = []
+    layers = [row for row in rows if row["level"] == "layer" and (row["lanes"], row["chunk"]) == (128, 200)]
+    sizes = sorted({row["hidden"] for row in layers if row["name"] == "mlstm"})
     for size in sizes:
-        near = [row for row in rows if min(sizes, key=lambda s: abs(s - row["hidden"])) == size]
-        bars = [
-            {
-                "label": f"{row['name']} {row['hidden']} ({row['backend']})",
-                "ms": row["milliseconds"],
-                "ours": row["name"] == "mlstm",
-            }
-            for row in sorted(near, key=lambda row: -float(row["milliseconds"]))
-        ]
-        panels.append({"hidden": size, "lanes": shape[0], "chunk": shape[1], "bars": bars})
-    return panels
+        near = [row for row in layers if min(sizes, key=lambda s: abs(s - row["hidden"])) == size]
+        found.append(_panel(f"Layer, forward and backward, hidden {size}, 128 x 200", near))
+    wide = [row for row in rows if row["level"] == "update" and (row["lanes"], row["chunk"]) == (256, 100)]
+    most = [row for row in wide if row["hidden"] < 2500]
+    if len(most) > 1:
+        found.append(_panel("Full training update, 256 x 100, and millions of parameters", most))
+    return found
+
+
+def _panel(title: str, rows: Rows) -> dict[str, Any]:
+    points = [
+        {
+            "label": _label(row),
+            "ms": row["milliseconds"],
+            "low": row.get("milliseconds_p10", row["milliseconds"]),
+            "high": row.get("milliseconds_p90", row["milliseconds"]),
+            "kind": _kind(row),
+        }
+        for row in sorted(rows, key=lambda row: -float(row["milliseconds"]))
+    ]
+    return {"title": title, "points": points}
+
+
+def _kind(row: dict[str, Any]) -> str:
+    if row["name"] == "mlstm":
+        return "ours"
+    return "cudnn" if row["name"].startswith("nn.") else "cells" if row["name"] in musts.CELLS else "others"
+
+
+def _label(row: dict[str, Any]) -> str:
+    how = HOW.get(row["backend"], row["backend"].removeprefix("triton, "))
+    how = WHO.get(row["name"], how)
+    equal = ", equal parameters" if row["name"] == "nn.LSTM equal parameters" else ""
+    size = f", {row['parameters'] / 1e6:.0f} M" if row["level"] == "update" else ""
+    return f"{NAMES.get(row['name'], row['name'])} {row['hidden']}{equal} ({how}){size}"
+
+
+COLOURS = {"ours": BLUE, "cudnn": VERMILLION, "cells": SKY, "others": FAINT}
+LEGEND = {
+    "ours": "multiplicative LSTM, ours",
+    "cudnn": "torch.nn.LSTM",
+    "cells": "other cells, ours",
+    "others": "plain loops and others",
+}
 
 
 def _paint(picture: Any, data: Any) -> None:
-    axes = picture.subplots(len(data["panels"]), 1, sharex=True)
-    longest = max(bar["ms"] for panel in data["panels"] for bar in panel["bars"])
-    for axis, panel in zip(axes, data["panels"], strict=True):
-        bars = panel["bars"]
-        places = range(len(bars))
-        axis.barh(
-            places,
-            [bar["ms"] for bar in bars],
-            color=[BLUE if bar["ours"] else FAINT for bar in bars],
-            zorder=2,
-        )
-        for place, bar in zip(places, bars, strict=True):
+    """Points, not bars: on a logarithmic axis a bar's length would mean nothing."""
+    panels = data["panels"]
+    axes = picture.subplots(
+        len(panels), 1, sharex=True, squeeze=False, height_ratios=[len(p["points"]) + 2 for p in panels]
+    )[:, 0]
+    times = [point[key] for panel in panels for point in panel["points"] for key in ("low", "high")]
+    kinds: dict[str, Any] = {}
+    for axis, panel in zip(axes, panels, strict=True):
+        for place, point in enumerate(panel["points"]):
+            colour = COLOURS[point["kind"]]
+            axis.plot([point["low"], point["high"]], [place, place], color=colour, linewidth=3, alpha=0.4)
+            (mark,) = axis.plot(
+                [point["ms"]], [place], color=colour, marker="o", markersize=6, linestyle="none"
+            )
+            kinds.setdefault(point["kind"], mark)
             axis.annotate(
-                f"{bar['ms']:.1f}", (bar["ms"], place), (3, 0),
+                f"{point['ms']:.1f}", (point["high"], place), (7, 0),
                 textcoords="offset points", va="center", fontsize=8, color=INK,
             )  # fmt: skip
-        axis.set_yticks(places, [bar["label"] for bar in bars], fontsize=8)
+        labels = [point["label"] for point in panel["points"]]
+        axis.set_yticks(range(len(labels)), labels, fontsize=8)
+        axis.set_ylim(-0.7, len(labels) - 0.3)
         axis.set_xscale("log")
-        axis.set_xticks(TICKS, [str(tick) for tick in TICKS])
+        axis.set_xlim(0.75 * min(times), 1.6 * max(times))
+        shown = [tick for tick in TICKS if 0.75 * min(times) <= tick <= 1.6 * max(times)]
+        axis.set_xticks(shown, [str(tick) for tick in shown])
         axis.minorticks_off()
-        axis.set_xlim(TICKS[0], 1.5 * longest)
-        axis.grid(visible=False, axis="y")
-        axis.set_title(f"Hidden {panel['hidden']}, {panel['lanes']} x {panel['chunk']} ({data['machine']})")
-    axes[-1].set_xlabel("milliseconds, forward and backward, bf16")
+        axis.tick_params(labelbottom=True, labelsize=8)
+        axis.set_title(panel["title"], fontsize=10, pad=6)
+    axes[-1].set_xlabel(
+        f"milliseconds on one {data['machine']}, bf16 (logarithmic); median, and 10th to 90th of 100",
+        fontsize=9,
+    )
+    order = [kind for kind in LEGEND if kind in kinds]
+    picture.legend(
+        [kinds[kind] for kind in order], [LEGEND[kind] for kind in order],
+        loc="outside lower center", ncols=len(order), handlelength=1.0,
+    )  # fmt: skip
+
+
+def _smooth(bits: list[float]) -> list[float]:
+    """Means of so many updates."""
+    return [sum(bits[k : k + MEAN_OF]) / MEAN_OF for k in range(0, len(bits) - MEAN_OF + 1, MEAN_OF)]
+
+
+def _paint_losses(picture: Any, data: Any) -> None:
+    losses = data["losses"]
+    plain, first, *others = losses["curves"]
+    model, agreement = losses["model"], losses["agreement"]
+    size = f"{model['lanes']} x {model['chunk']}"
+    top, bottom = picture.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
+    updates = range(1, len(plain["bits"]) + 1)
+    top.plot(updates, plain["bits"], color=ORANGE, linewidth=3.2, label="reference, fp32")
+    top.plot(
+        updates, first["bits"], color=BLUE, linewidth=1.1, label=f"fastest backend, bf16 ({data['machine']})"
+    )
+    top.set_title(f"Training loss: hidden {model['hidden']}, {size}, corpus {losses['text']}")
+    top.set_ylabel("bits/char")
+    top.legend(loc="upper right")
+    centres = [MEAN_OF * k + (MEAN_OF + 1) / 2 for k in range(len(_smooth(plain["bits"])))]
+    for n, other in enumerate(others):
+        gap = [b - a for a, b in zip(_smooth(plain["bits"]), _smooth(other["bits"]), strict=True)]
+        label = "fastest backend, other masks and order" if n == 0 else None
+        bottom.plot(centres, gap, color=FAINT, linewidth=1.0, label=label)
+    gap = [b - a for a, b in zip(_smooth(plain["bits"]), _smooth(first["bits"]), strict=True)]
+    bottom.plot(centres, gap, color=BLUE, label="fastest backend, same masks and order")
+    bottom.axhline(0, color=ORANGE, linewidth=1.2, zorder=1)
+    bottom.set_ylabel(f"minus reference,\nmean of {MEAN_OF} updates")
+    bottom.set_xlabel(
+        f"updates.  Held out, after the last: {agreement['held_out_difference_bits']:+.4f} bits/char from "
+        f"reference; seeds range over {agreement['held_out_range_of_seeds_bits']:.4f}",
+        fontsize=9,
+    )
+    low, high = bottom.get_ylim()
+    bottom.set_ylim(low, high + 0.25 * (high - low))  # room for the legend
+    bottom.legend(loc="upper right", ncols=2)

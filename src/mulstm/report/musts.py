@@ -112,7 +112,7 @@ def _cells(rows: Sequence[Row], lines: _Lines) -> None:
     for name in CELLS:
         cell = _best(rows, name=name, **at)
         share = 100 * _throughput(cell) / _throughput(ours) if cell and ours else None
-        size = f" {cell['hidden']}" if cell else ""
+        size = f" of hidden {cell['hidden']}" if cell else ""
         work = f"full update, {name}{size}, 256 x 100: share of the mLSTM's symbols/s x parameters"
         lines.add(work, "%", 60.0, None, share)
 

@@ -42,7 +42,7 @@ def markdown(records: Sequence[Record], surprise: Surprise | None) -> str:
         parts += [
             f"## {table.title}: {table.unit}",
             *_notes(table, records),
-            _grid(HEAD, _body(table, records)),
+            grid(HEAD, _body(table, records)),
         ]
     parts += _sizes(records) + _surprise(surprise) + _dynamic(records) + _incomplete(records)
     return "\n\n".join(parts) + "\n"
@@ -66,7 +66,7 @@ def readme(records: Sequence[Record]) -> str:
         "fast",
         "minutes",
     )
-    return _grid(head, body)
+    return grid(head, body)
 
 
 def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -104,7 +104,8 @@ def comma_separated(records: Sequence[Record]) -> str:
     return sink.getvalue()
 
 
-def _grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
 
@@ -214,7 +215,7 @@ def _sizes(records: Sequence[Record]) -> list[str]:
         for name, found in size_points(records).items()
     ]
     head = ("set-up", *(f"{size.upper()} parameters" for size in SIZES))
-    return ["## Size against test bits/char (Hutter Prize, 4 epochs on 95M bytes)", _grid(head, body)]
+    return ["## Size against test bits/char (Hutter Prize, 4 epochs on 95M bytes)", grid(head, body)]
 
 
 def _surprise(surprise: Surprise | None) -> list[str]:
@@ -229,7 +230,7 @@ def _surprise(surprise: Surprise | None) -> list[str]:
         body += [row("mLSTM, ours", ours[0]), row("stacked LSTM, ours", ours[1])]
     else:
         body.append(["ours", NOT_RUN, "", "", "", ""])
-    return ["## Recovery from surprise: mean loss in bits (Hutter Prize test part)", _grid(head, body)]
+    return ["## Recovery from surprise: mean loss in bits (Hutter Prize test part)", grid(head, body)]
 
 
 def _dynamic(records: Sequence[Record]) -> list[str]:
@@ -251,7 +252,7 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
                 )
     head = ("model", "static", "dynamic", "static perplexity", "dynamic perplexity", "published (dynamic)")
     note = "Test bits/char; one stream, each segment scored before it is learnt from, tuned on validation."
-    return ["## Dynamic evaluation", note, _grid(head, body) if body else f"*{NOT_RUN}*"]
+    return ["## Dynamic evaluation", note, grid(head, body) if body else f"*{NOT_RUN}*"]
 
 
 def _perplexity(record: Record, key: str) -> str:
@@ -277,4 +278,4 @@ def _incomplete(records: Sequence[Record]) -> list[str]:
     if not body:
         return []
     head = ("recipe", "seed", "epochs", "valid", "test", "minutes", "hardware", "reason")
-    return ["## Runs that were cut short", "Not counted above.", _grid(head, body)]
+    return ["## Runs that were cut short", "Not counted above.", grid(head, body)]
