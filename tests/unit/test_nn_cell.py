@@ -111,6 +111,34 @@ def test_padded_batch_first_packing() -> None:
     assert not padded[2, 1:].any()
 
 
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.5}], ids=str
+)
+def test_a_batch_of_nothing(options: dict[str, object], dtype: torch.dtype, backend: str) -> None:
+    layer = MultiplicativeLSTM(E, H, dtype=dtype, weight_norm=True, backend=backend, **options)
+    twin = torch.nn.LSTM(E, H, dtype=dtype, **options)
+    x = torch.zeros((0, 4, E) if layer.batch_first else (4, 0, E), dtype=dtype, requires_grad=True)
+    y, (h_n, c_n) = layer(x)
+    theirs, (their_h, their_c) = twin(x)
+    assert (y.shape, h_n.shape, c_n.shape) == (theirs.shape, their_h.shape, their_c.shape)
+    (y.sum() + h_n.sum() + c_n.sum()).backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    assert all(p.grad is not None and not p.grad.any() for p in layer.parameters())
+    with torch.no_grad():
+        assert layer.eval()(x, (h_n, c_n))[0].shape == theirs.shape
+
+
+def test_a_cell_with_a_batch_of_nothing() -> None:
+    cell = MultiplicativeLSTMCell(E, H)
+    h, c = cell(torch.zeros(0, E))
+    assert h.shape == c.shape == (0, H)
+    (h.sum() + c.sum()).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in cell.parameters())
+
+
 def test_dropout_is_between_layers_and_only_in_training() -> None:
     layer = make(num_layers=2, dropout=0.5)
     x = torch.randn(4, 3, E, dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mulstm.errors import BackendError
 from mulstm.ops import BACKENDS, State, chosen, objections, recurrence
@@ -35,6 +36,17 @@ def test_a_backend_asked_by_name_runs_or_says_why_not() -> None:
         recurrence(**given(), mask=torch.ones(B, H, requires_grad=True), backend="fused")
     with pytest.raises(BackendError, match=r"no backend 'cudnn'.*triton, fused, reference"):
         recurrence(**given(), backend="cudnn")
+
+
+def test_kernels_are_not_asked_for_no_lanes() -> None:
+    """Tensors that only say they are on a GPU: nothing is computed here."""
+    with FakeTensorMode(), torch.device("cuda"):
+        zx, h_0 = torch.zeros(T, 0, H, dtype=torch.bfloat16), torch.zeros(0, H, dtype=torch.bfloat16)
+        chunk = {"mx": None, "zx": zx, "W_mh": None, "W_zm": torch.zeros(H, H, dtype=torch.bfloat16)}
+        state = State(h_0, torch.zeros(0, 0))
+        assert chosen(**chunk, state=state, unit="tanh") == "fused"
+        with pytest.raises(BackendError, match="there are no lanes"):
+            chosen(**chunk, state=state, unit="tanh", backend="triton")
 
 
 def test_objections() -> None:

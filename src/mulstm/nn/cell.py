@@ -133,7 +133,7 @@ class MultiplicativeLSTM(_Base):
         sizes = [(x.shape[0], x.shape[1])]
         state = self._state(hx, x, x.shape[1], single)
         y, h_n, c_n = self._run(x.flatten(0, 1), sizes, state)
-        y = y.view(*sizes[0], -1)
+        y = y.view(*sizes[0], y.shape[1])
         if single:
             return y.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
         return time_first(y) if self.batch_first else y, (h_n, c_n)
@@ -219,7 +219,7 @@ class MultiplicativeLSTM(_Base):
             elif lanes < have:
                 done.append(State(state.h[lanes:], state.c[lanes:]))
                 state = State(state.h[:lanes], state.c[:lanes])
-            chunk = [v[s].view(steps, lanes, -1) for v in (mxs, zxs)]
+            chunk = [v[s].view(steps, lanes, v[s].shape[1]) for v in (mxs, zxs)]
             if backwards:
                 chunk = [v.flip(0) for v in chunk]
             h, state = self.stack[j](w, chunk[0], chunk[1], None, state, None, self.backend)

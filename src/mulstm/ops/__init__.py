@@ -116,6 +116,8 @@ def _why_not(
     if name == "triton":
         if not zx.is_cuda:
             return f"it needs a CUDA device and the tensors are on {zx.device}"
+        if zx.shape[1] == 0:
+            return "there are no lanes, and a kernel wants at least one"
         try:
             module = _module(name)
         except ImportError as fault:

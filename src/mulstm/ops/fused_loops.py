@@ -122,7 +122,7 @@ class _Forward:
 
     def rows(self, x: Tensor) -> tuple[Tensor, ...]:
         """A buffer step by step; without saving, every step is the same scratch."""
-        if x.numel() == 0:
+        if x.shape[0] == 0:
             return ()
         return x.unbind(0) if self.save else (x[0],) * self.T
 
