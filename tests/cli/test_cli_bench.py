@@ -16,7 +16,12 @@ LOSSES = {"curves": [], "agreement": {"held_out_difference_bits": 0.1, "held_out
 def test_bench_on_a_gpu(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command round the benchmark, which is made up here: what it writes, says and fails on."""
     machine = {"device": "NVIDIA H200"}
-    row = {"name": "mlstm", "backend": "triton, one graph", "level": "update", "precision": "bf16"}
+    row: dict[str, Any] = {
+        "name": "mlstm",
+        "backend": "triton, one graph",
+        "level": "update",
+        "precision": "bf16",
+    }
     row |= {"hidden": 1900, "lanes": 256, "chunk": 100, "milliseconds": 8.0, "symbols_per_second": 3.2e6}
     row |= {"error_vs_float64": 0.004, "parameters": 22_000_000}
     wrong = {"contender": "milstm", "reason": "differs", "ours": True}

@@ -102,6 +102,23 @@ def test_who_is_wrong_or_breaks_is_left_out_and_named() -> None:
     assert cuda.fault({"left_out": [one for one in here.left_out if not one["ours"]]}) is None
 
 
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+
+    def contender(name: str, slow: bool) -> Contender:
+        def prepare() -> Ready:
+            return Ready(lambda: order.append(name), 1, lambda: 0.001)
+
+        work = floor.layer("lstm", 8, 8, 1, 1)
+        return Contender(name, "b", "layer", 8, 1, 1, lambda ready: work, prepare, slow, inside=2)
+
+    rows = session(4).in_turn([contender("a", False), contender("b", False), contender("slow", True)])
+    # One call each before the check; then rounds, of which the slow one sees every third.
+    fast = ["a"] * 4 + ["b"] * 4
+    assert order == ["a", "b", "slow", *(fast * 2), *fast, "slow", *(fast * 2), *fast, "slow"]
+    assert [row["repeats"] for row in rows] == [4, 4, 2]
+
+
 def test_a_check_sees_what_the_last_run_left() -> None:
     layer = layers.ModuleLayer(nn.LSTM(8, 12), "cpu", 12, 3, 5, inputs=8)
     layer()
