@@ -59,6 +59,7 @@ def test_a_short_text_gets_fewer_lanes(call: Call, text_file: Path, tmp_path: Pa
     assert code == 0
     copy = recipe.load(Path(json.loads(out)["folder"]) / "recipe.toml")
     assert copy.train.lanes * copy.train.chunk * 8 <= 630
+    assert copy.evaluate.lanes == 1
 
 
 def test_resume_by_folder_alone(call: Call, text_file: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,24 @@ def test_the_recipe_suits_texts_of_any_length(symbols: int) -> None:
     assert updates <= 50_000
     assert updates >= 1_999 or train.epochs == 4 * start.train.epochs
     assert got.optimiser.warmup <= updates / 10 or got.optimiser.warmup == start.optimiser.warmup
+
+
+@pytest.mark.parametrize(
+    ("valid", "lanes"), [(0, 100), (1, 1), (499, 1), (3_000, 6), (49_999, 99), (50_000, 100), (10**9, 100)]
+)
+def test_a_short_validation_part_is_read_in_few_lanes(valid: int, lanes: int) -> None:
+    """Each lane starts cold, so a lane of a few symbols says little of the model."""
+    start = recipe.load("text")
+    got = recipe.fit(start, 10**6, valid=valid)
+    assert got.evaluate == replace(start.evaluate, lanes=lanes)
+    recipe.check(got)
+
+
+def test_validation_lanes_suit_what_is_read_of_the_part() -> None:
+    overrides = ["evaluate.symbols=5_000"]
+    assert recipe.fit(recipe.load("text", overrides), 10**6, overrides, valid=10**6).evaluate.lanes == 10
+    overrides = ["evaluate.lanes=90"]
+    assert recipe.fit(recipe.load("text", overrides), 10**6, overrides, valid=100).evaluate.lanes == 90
 
 
 def test_what_the_user_says_is_not_fitted() -> None:

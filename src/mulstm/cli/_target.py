@@ -36,8 +36,9 @@ def recipe_for(
             )
         return recipe.load(target, overrides)  # which says what is nearest
     found = _for_text(target, overrides, start_from)
-    part = record_corpus.load(found.data, data_dir).split("train")
-    fitted = recipe.fit(found, part.symbols_count, overrides)
+    corpus = record_corpus.load(found.data, data_dir)
+    part = corpus.split("train")
+    fitted = recipe.fit(found, part.symbols_count, overrides, valid=corpus.split("valid").symbols_count)
     if isinstance(part, RecordSplit) and "train.lanes" not in _given(overrides):
         # A lane without a record would only wait.
         lanes = min(found.train.lanes, part.chosen.size)

@@ -17,6 +17,7 @@ from mulstm.recipe.schema import KEYS, SECTIONS, Recipe, Table
 
 # What `fit` aims at for a text of any length.
 FEWEST_UPDATES, MOST_UPDATES = 2_000, 50_000
+VALID_LANE = 500  # symbols of a validation lane, at least: each starts cold, and its first symbols cost more
 PACKAGED = Path(__file__).parents[1] / "recipes"
 
 
@@ -42,11 +43,12 @@ def for_text(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return replace(recipe, data=replace(recipe.data, corpus=str(path)))
 
 
-def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = ()) -> Recipe:
+def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: int = 0) -> Recipe:
     """The recipe made to suit a training text of so many symbols; what `overrides` name stays.
 
     Where the text is short, fewer lanes, then shorter chunks (a lane holds at least eight, so that carried
-    state means something), and more epochs; where it is long, no more updates than a day will do.
+    state means something), and more epochs; where it is long, no more updates than a day will do. A
+    validation part of `valid` symbols, where there is one, is read in no more lanes than it can fill.
     """
     given = {text.partition("=")[0].strip() for text in overrides}
     train, warmup = recipe.train, recipe.optimiser.warmup
@@ -59,7 +61,11 @@ def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = ()) -> Recipe:
         train = replace(train, epochs=epochs)
         warmup = min(warmup, int(epochs * epoch) // 10)
     optimiser = recipe.optimiser if "optimiser.warmup" in given else replace(recipe.optimiser, warmup=warmup)
-    return replace(recipe, train=train, optimiser=optimiser)
+    evaluate = recipe.evaluate
+    if valid and "evaluate.lanes" not in given:
+        read = min(valid, evaluate.symbols or valid)
+        evaluate = replace(evaluate, lanes=max(1, min(evaluate.lanes, read // VALID_LANE)))
+    return replace(recipe, train=train, optimiser=optimiser, evaluate=evaluate)
 
 
 def as_dict(recipe: Recipe) -> Table:
