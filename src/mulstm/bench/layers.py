@@ -213,9 +213,10 @@ def layers(session: Session, H: int, B: int, T: int, equal: int, inputs: int = E
         found.append(entry("mlstm", "triton, one graph", "mlstm", H, ours, True))
         found.append(entry("mlstm", "triton, launch by launch", "mlstm", H, ours))
     padded = -(-H // 128) * 128
+    lstm = partial(nn.LSTM, device=session.device)
     for h, name in ((H, "nn.LSTM"), (padded, "nn.LSTM padded"), (equal, "nn.LSTM equal parameters")):
-        found.append(module(name, "cudnn", "lstm", h, nn.LSTM))
-        found.append(module(name, "cudnn, one graph", "lstm", h, nn.LSTM, True))
+        found.append(module(name, "cudnn", "lstm", h, lstm))
+        found.append(module(name, "cudnn, one graph", "lstm", h, lstm, True))
     found.append(module("naive", "reference", "mlstm", H, Naive))
     if importlib.util.find_spec("torchrecurrent"):
         other = importlib.import_module("torchrecurrent").MultiplicativeLSTM

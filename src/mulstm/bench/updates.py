@@ -92,7 +92,9 @@ def _gradient(model: LanguageModel, x: Tensor, y: Tensor, masks: Masks | None) -
 
 
 def _joined(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    return torch.cat([g.double().reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+    # A gradient that does not come counts as zero, which the comparison then shows.
+    found = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    return torch.cat([g.double().reshape(-1) for g in found])
 
 
 class LSTMModel(nn.Module):
@@ -108,7 +110,8 @@ class LSTMModel(nn.Module):
         self, x: Tensor, y: Tensor, state: tuple[Tensor, Tensor] | None, masks: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The mean nats of y (T, B) after x, and the state."""
-        h, after = self.lstm(self.table[x] * masks[0].to(self.table.dtype), state)
+        e = nn.functional.embedding(x, self.table)
+        h, after = self.lstm(e * masks[0].to(e.dtype), state)
         logits = self.out(h * masks[1].to(h.dtype))
         wide = torch.promote_types(logits.dtype, torch.float32)
         return nn.functional.cross_entropy(logits.to(wide).flatten(0, 1), y.flatten()), after
@@ -119,7 +122,8 @@ class LSTMUpdate:
 
     def __init__(self, H: int, B: int, T: int, device: str) -> None:
         self.B, self.device = B, torch.device(device)
-        self.model = LSTMModel(H).to(device)
+        with torch.device(device):
+            self.model = LSTMModel(H)
         self.p = list(self.model.parameters())
         rate = torch.tensor(RATE, device=device)
         self.adam = torch.optim.Adam(self.p, lr=rate, fused=True, capturable=self.device.type == "cuda")
