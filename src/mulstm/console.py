@@ -85,10 +85,12 @@ def quantity(count: float) -> str:
 class Progress:
     """One line that says how far, how good and how fast; repainted on a terminal, else now and then."""
 
-    def __init__(self, total: int, *, label: str = "", done: int = 0) -> None:
+    def __init__(self, total: int, *, label: str = "", done: int = 0, warm_up: int = 0) -> None:
         self._total, self._label, self._done = max(1, total), label, done
         self._extra: dict[str, str] = {}
-        self._marks = [(time.monotonic(), done)]
+        # The first `warm_up` symbols are slow, something being compiled: no speed is made of them.
+        self._warm = done + warm_up
+        self._marks = [] if warm_up else [(time.monotonic(), done)]
         self._updated = self._shown = 0.0
         self._live: Any = None
 
@@ -117,7 +119,9 @@ class Progress:
         if bits_per_char is not None:
             self._extra["bits/char"] = f"{bits_per_char:.3f}"
         self._extra |= extra
-        if now - self._marks[-1][0] >= 0.5:
+        if not self._marks:
+            self._marks = [(now, done)] if done >= self._warm else []
+        elif now - self._marks[-1][0] >= 0.5:
             # The speed of the last half minute or so, not of the whole run.
             self._marks = [*self._marks[-60:], (now, done)]
         if now - self._shown >= (PAINT_EVERY if self._live is not None else PLAIN_EVERY):
@@ -132,8 +136,8 @@ class Progress:
 
     @property
     def symbols_per_second(self) -> float:
-        """Over the last half minute or so before the last update."""
-        then, before = self._marks[0]
+        """Over the last half minute or so before the last update; 0 while nothing is known of it."""
+        then, before = self._marks[0] if self._marks else (self._updated, self._done)
         return (self._done - before) / max(1e-9, self._updated - then)
 
     def line(self) -> str:
@@ -146,7 +150,8 @@ class Progress:
             for name, value in self._extra.items()
         ]
         speed = self.symbols_per_second
-        parts.append(f"{quantity(speed)} symbols/s")
+        if speed > 0:
+            parts.append(f"{quantity(speed)} symbols/s")
         if speed > 0 and share < 1:
             parts.append(f"{duration((self._total - self._done) / speed)} left")
         return "  ".join(parts)

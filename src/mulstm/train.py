@@ -24,9 +24,12 @@ from mulstm.job import Job
 from mulstm.nn import packed
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordChunk
+from mulstm.update import GraphedUpdate
 
 # Updates between two looks at the device: a look makes the host wait, which costs a GPU more.
 LOOK_EVERY = {"cpu": 1, "cuda": 20}
+# Updates in which kernels are compiled and a graph is captured: the speed on the screen leaves them out.
+WARM_UP = {"cpu": 1, "cuda": GraphedUpdate.EAGER + 1}
 # Recipe keys that may differ from a packaged recipe while the run still counts as that recipe's.
 INCIDENTAL = ("train.seed", "train.precision", "train.backend", "train.save_every", "title")
 
@@ -74,7 +77,10 @@ def train(
             _introduce(job)
             symbols = recipe.train.lanes * recipe.train.chunk
             job.screen = console.Progress(
-                job.total * symbols, label=recipe.name, done=job.progress.update * symbols
+                job.total * symbols,
+                label=recipe.name,
+                done=job.progress.update * symbols,
+                warm_up=WARM_UP[share.device.type] * symbols,
             )
             stack.enter_context(job.screen)
         run_updates(job)

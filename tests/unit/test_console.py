@@ -108,6 +108,20 @@ def test_the_time_left_counts_from_where_a_run_was_resumed(monkeypatch: pytest.M
     assert progress.symbols_per_second == pytest.approx(10.0)
 
 
+def test_the_speed_leaves_out_what_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    progress = Progress(1000, done=500, warm_up=20)
+    for done in (510, 520):  # slow: something is compiled
+        now[0] += 60.0
+        progress.update(done, bits_per_char=2.5)
+        assert progress.line() == f"{done / 10:3.0f}%  2.500 bits/char"
+    now[0] += 1.0
+    progress.update(530)
+    assert progress.symbols_per_second == pytest.approx(10.0)
+    assert progress.line() == " 53%  2.500 bits/char  10 symbols/s  47 s left"
+
+
 def test_the_last_line_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(1000) as progress:
         progress.update(1000)

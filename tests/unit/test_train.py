@@ -4,7 +4,9 @@ import builtins
 import json
 import math
 import os
+import re
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from mulstm import checkpoint, job, optim, parallel, runs, train, update
+from mulstm import checkpoint, console, job, optim, parallel, runs, train, update
 from mulstm import recipe as recipes
 from mulstm.errors import BackendError, CheckpointError, ExtraError, MulstmError, RecipeError, RunError
 from mulstm.recipe import Recipe
@@ -104,6 +106,17 @@ def test_what_a_run_leaves_behind(tiny: Tiny, tmp_path: Path) -> None:
     loaded = checkpoint.load(folder / "last.safetensors")
     assert loaded.recipe == recipes.load(folder / "recipe.toml")
     assert loaded.meta["metrics"]["update"] == 12
+
+
+def test_the_first_update_does_not_count_into_the_speed(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late, real = [0.0], time.monotonic
+    monkeypatch.setattr(console.time, "monotonic", lambda: real() + late[0])
+    at_update(monkeypatch, 1, lambda: late.append(late.pop() + 1e6))
+    train.train(tiny("data.split=100-0-0"), runs_dir=tmp_path, device="cpu")
+    (last,) = re.findall(r"100%.* ([0-9.]+)(k?) symbols/s", capsys.readouterr().err)
+    assert float(last[0]) > 1
 
 
 def test_nothing_is_left_to_do(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
