@@ -1,13 +1,12 @@
+"""The training loop: what a run leaves behind, validation, early stops, and what cannot be trained."""
+
 from __future__ import annotations
 
 import builtins
 import json
 import math
-import os
 import re
-import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,57 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
+from made_runs import RICH, Tiny, at_update, run, same, weights
 from mulstm import checkpoint, console, job, optim, parallel, runs, train, update
 from mulstm import recipe as recipes
 from mulstm.errors import BackendError, CheckpointError, ExtraError, MulstmError, RecipeError, RunError
-from mulstm.recipe import Recipe
-
-Tiny = Callable[..., Recipe]
-# Everything a run can carry along: masks, dropped states, an average, rotation, clearing.
-RICH = (
-    "dropout.hidden=0.2",
-    "dropout.embedding=0.2",
-    "train.drop_state=0.1",
-    "train.ema=0.8",
-    "train.rotate=true",
-    "train.clear_every=7",
-    "train.lanes=16",
-    "train.chunk=50",
-    "train.updates=17",  # more than two epochs
-)
-
-
-def run(recipe: Recipe, root: Path, **more: Any) -> tuple[dict[str, Any], Path]:
-    return train.train(recipe, runs_dir=root, device="cpu", quiet=True, **more)
-
-
-def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
-    return load_file(folder / f"{name}.safetensors")
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def steady(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A log without what depends on the clock."""
-    return [{k: v for k, v in line.items() if k not in ("seconds", "symbols_per_second")} for line in log]
-
-
-def at_update(monkeypatch: pytest.MonkeyPatch, n: int, act: Callable[[], None]) -> None:
-    """Does something in the middle of the n-th update."""
-    real, calls = update.Update.step, [0]
-
-    def step(self: update.Update) -> None:
-        calls[0] += 1
-        if calls[0] == n:
-            act()
-        real(self)
-
-    monkeypatch.setattr(update.Update, "step", step)
 
 
 def test_what_a_run_leaves_behind(tiny: Tiny, tmp_path: Path) -> None:
@@ -119,76 +72,6 @@ def test_the_first_update_does_not_count_into_the_speed(
     assert float(last[0]) > 1
 
 
-def test_nothing_is_left_to_do(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record, folder = run(tiny(), tmp_path)
-    before = (folder / "last.safetensors").stat().st_mtime_ns
-    again = train.train(tiny(), runs_dir=tmp_path, resume_from="auto")
-    assert again == (record, folder)
-    assert (folder / "last.safetensors").stat().st_mtime_ns == before
-    assert "complete" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_resumed_equals_unbroken(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
-) -> None:
-    recipe = tiny(*RICH)
-    _, whole = run(recipe, tmp_path / "whole")
-    for n in (4, 6):  # twice interrupted, the second time across an epoch's end
-        with monkeypatch.context() as patch:
-            at_update(patch, n, lambda: os.kill(os.getpid(), signum))
-            with pytest.raises(train.RunInterruptedError, match="is saved") as caught:
-                run(recipe, tmp_path / "broken", resume_from="auto")
-        assert caught.value.exit_code == 128 + signum
-        assert signal.getsignal(signum) in (signal.default_int_handler, signal.SIG_DFL)
-    record, broken = run(recipe, tmp_path / "broken", resume_from="auto")
-    assert record["updates"] == 17
-    for name in ("last", "best", "resume"):
-        assert same(weights(whole, name), weights(broken, name)), name
-    assert steady(runs.read_log(whole)) == steady(runs.read_log(broken))
-    expected = json.loads((whole / "metrics.json").read_text())
-    for key in ("test_bits_per_char", "valid_bits_per_char", "epochs", "best_valid_update"):
-        assert record[key] == expected[key]
-
-
-def test_interrupted_while_validating(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tiny()
-    _, whole = run(recipe, tmp_path / "whole")
-    real = train.evaluate
-
-    def interrupted(*given: Any, progress: Any, **named: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        progress(1, 1.0)
-        return real(*given, progress=progress, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate", interrupted)
-        with pytest.raises(train.RunInterruptedError, match="update 5 of 12"):
-            run(recipe, tmp_path / "broken")
-    _, broken = run(recipe, tmp_path / "broken", resume_from="auto")
-    assert same(weights(whole, "best"), weights(broken, "best"))
-    assert steady(runs.read_log(whole)) == steady(runs.read_log(broken))
-
-
-def test_interrupted_while_measuring_at_the_end(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = train.finish
-
-    def finish(work: job.Job) -> dict[str, Any]:
-        os.kill(os.getpid(), signal.SIGTERM)
-        monkeypatch.setattr(train, "evaluate", lambda *g, progress, **n: progress(1, 1.0))
-        return real(work)
-
-    monkeypatch.setattr(train, "finish", finish)
-    with pytest.raises(train.RunInterruptedError, match="measuring") as caught:
-        run(tiny(), tmp_path)
-    assert caught.value.exit_code == 143
-    monkeypatch.undo()
-    record, _ = run(tiny(), tmp_path, resume_from="auto")
-    assert record["updates"] == 12
-
-
 def test_the_averaged_weights_are_the_model(tiny: Tiny, tmp_path: Path) -> None:
     _, folder = run(tiny(*RICH), tmp_path)
     state = weights(folder, "resume")
@@ -240,76 +123,6 @@ def test_a_loss_that_is_no_number(
     assert all(bool(torch.isfinite(t).all()) for t in weights(folder, "last").values())
     assert checkpoint.load(folder / "last.safetensors").meta["metrics"]["update"] == good
     assert not (folder / "metrics.json").exists()
-
-
-def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tiny("train.save_every=1e-9")
-    _, whole = run(recipe, tmp_path / "whole")
-    real, writes = checkpoint.save_file, [0]
-
-    def filling(tensors: Any, path: Path, metadata: Any) -> None:
-        writes[0] += 1
-        if writes[0] > 9:
-            path.write_bytes(b"half")
-            raise SafetensorError("I/O error: No space left on device (os error 28)")
-        real(tensors, path, metadata)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", filling)
-        with pytest.raises(RunError, match="No space left"):
-            run(recipe, tmp_path / "full")
-    full = runs.find("text", root=tmp_path / "full")
-    assert full is not None
-    checkpoint.load(full / "last.safetensors")
-    assert not list(full.glob(".*"))
-    _, resumed = run(recipe, tmp_path / "full", resume_from="auto")
-    assert resumed == full
-    assert same(weights(whole), weights(resumed))
-
-
-def test_leftovers_of_a_killed_run_are_cleared(tiny: Tiny, tmp_path: Path) -> None:
-    recipe = tiny()
-    with runs.Run.create(recipe, root=tmp_path) as kept:
-        folder = kept.path
-        kept.log(
-            {"update": 3, "train_bits_per_char": 1.0}
-        )  # written after the last checkpoint: there is none
-    (folder / ".last.safetensors.123.tmp").write_bytes(b"half")
-    _, resumed = run(recipe, tmp_path, resume_from="auto")
-    assert resumed == folder
-    assert not list(folder.glob(".*"))
-    assert [line["update"] for line in runs.read_log(folder)] == list(range(1, 13))
-
-
-def test_a_folder_in_use(tiny: Tiny, tmp_path: Path) -> None:
-    recipe = tiny()
-    with runs.Run.create(recipe, root=tmp_path) as held, pytest.raises(RunError, match="in use"):
-        run(recipe, tmp_path, resume_from=str(held.path))
-    assert sorted(path.name for path in held.path.iterdir()) == ["lock", "recipe.toml"]
-
-
-def test_resume_wants_the_same_recipe_and_text(tiny: Tiny, tmp_path: Path, text_file: Path) -> None:
-    recipe = tiny()
-    _, folder = run(recipe, tmp_path)
-    (folder / "metrics.json").unlink()
-    before = weights(folder)
-    with pytest.raises(RunError, match=r"optimiser\.rate was 0\.004, is 0\.1"):
-        run(tiny("optimiser.rate=0.1"), tmp_path, resume_from=str(folder))
-    with pytest.raises(RunError, match="not a run folder"):
-        run(recipe, tmp_path, resume_from=str(tmp_path / "nowhere"))
-    text_file.write_bytes(text_file.read_bytes().replace(b"a", b"o"))
-    with pytest.raises(RunError, match="text has changed"):
-        run(recipe, tmp_path, resume_from=str(folder))
-    assert same(before, weights(folder))
-
-
-def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> None:
-    _, first = run(tiny("train.updates=2"), tmp_path)
-    _, second = run(tiny("train.updates=3"), tmp_path, resume_from="auto")
-    assert first != second
-    assert job.earlier(tiny("train.updates=2"), tmp_path, "auto") == first
-    assert job.earlier(tiny("train.updates=2", "train.save_every=9.0"), tmp_path, "auto") == first
-    assert job.earlier(tiny("train.updates=4"), tmp_path, "auto") is None
 
 
 def test_start_from_a_checkpoint(tiny: Tiny, tmp_path: Path, text_file: Path) -> None:

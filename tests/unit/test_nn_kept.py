@@ -1,0 +1,105 @@
+"""Weights are prepared once in evaluation, and kept only while they are right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mulstm.nn import LanguageModel
+from mulstm.recipe import InitRecipe, ModelRecipe
+from nn_models import make
+
+
+def changes() -> list[tuple[str, Callable[[LanguageModel], Any]]]:
+    def optimise(kind: type[torch.optim.Optimizer], **options: Any) -> Callable[[LanguageModel], None]:
+        def change(model: LanguageModel) -> None:
+            with torch.enable_grad():
+                model(torch.randint(9, (2, 20)))[0].square().sum().backward()
+            kind(model.parameters(), **options).step()
+
+        return change
+
+    def look_between(model: LanguageModel) -> None:
+        x = torch.randint(9, (2, 20))
+        with torch.enable_grad():
+            loss = model(x)[0].square().sum()
+        model(x)
+        loss.backward()
+        torch.optim.Adam(model.parameters(), lr=0.1, fused=True).step()
+
+    def load(model: LanguageModel) -> None:
+        model.load_state_dict({k: v + 0.1 for k, v in model.state_dict().items()})
+
+    def swap(model: LanguageModel) -> None:
+        for p in model.parameters():
+            p.data = p.data + 0.1
+            p.data = p.data + 0.1
+
+    def behind(model: LanguageModel) -> None:
+        for p in model.parameters():
+            p.data.add_(0.1)
+        model.forget()
+
+    def through_mode(model: LanguageModel) -> None:
+        model.train()
+        for p in model.parameters():
+            p.data.add_(0.1)
+        model.eval()
+
+    adam = {"lr": 0.1}
+    return [
+        ("adam", optimise(torch.optim.Adam, **adam)),
+        ("adam fused", optimise(torch.optim.Adam, fused=True, **adam)),
+        ("adam foreach", optimise(torch.optim.Adam, foreach=True, **adam)),
+        ("evaluation between forward and backward", look_between),
+        ("load", load),
+        ("swap", swap),
+        ("behind", behind),
+        ("through train mode", through_mode),
+        ("initialise", lambda model: model.initialise(InitRecipe(recurrent_scale=0.3))),
+    ]
+
+
+@pytest.mark.parametrize("change", [pytest.param(c, id=name) for name, c in changes()])
+def test_kept_weights_are_never_stale(change: Callable[[LanguageModel], Any]) -> None:
+    model = make(ModelRecipe(hidden=6, embedding=4, weight_norm=True)).eval()
+    x = torch.randint(9, (2, 3))
+    with torch.no_grad():
+        before = model(x)[0]
+        assert torch.equal(model(x)[0], before)
+        assert model._kept._kept is not None
+        change(model)
+        after = model(x)[0]
+        fresh = copy.deepcopy(model)
+        assert fresh._kept._kept is None
+        assert torch.equal(fresh(x)[0], after)
+    assert not torch.allclose(before, after)
+
+
+def test_weights_are_prepared_once_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(ModelRecipe(hidden=6, weight_norm=True)).eval()
+    made = []
+    prepare = model._prepare
+    monkeypatch.setattr(model, "_prepare", lambda *a, **k: made.append(1) or prepare(*a, **k))
+    x = torch.randint(9, (2, 3))
+    with torch.no_grad():
+        for _ in range(5):
+            model(x)
+        assert len(made) == 1
+        model.precision = "fp32"
+        model(x)
+        assert len(made) == 2
+    with torch.inference_mode():
+        model(x)
+    assert len(made) == 2
+
+
+def test_a_model_made_in_inference_mode_works() -> None:
+    with torch.inference_mode():
+        model = LanguageModel(ModelRecipe(hidden=4), 5).eval()
+        x = torch.randint(5, (1, 3))
+        assert torch.equal(model(x)[0], model(x)[0])

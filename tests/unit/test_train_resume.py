@@ -1,0 +1,156 @@
+"""A run that stops, for whatever reason, goes on as if it had not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+
+from made_runs import RICH, Tiny, at_update, run, same, steady, weights
+from mulstm import checkpoint, job, runs, train
+from mulstm.errors import RunError
+
+
+def test_nothing_is_left_to_do(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record, folder = run(tiny(), tmp_path)
+    before = (folder / "last.safetensors").stat().st_mtime_ns
+    again = train.train(tiny(), runs_dir=tmp_path, resume_from="auto")
+    assert again == (record, folder)
+    assert (folder / "last.safetensors").stat().st_mtime_ns == before
+    assert "complete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_resumed_equals_unbroken(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    recipe = tiny(*RICH)
+    _, whole = run(recipe, tmp_path / "whole")
+    for n in (4, 6):  # twice interrupted, the second time across an epoch's end
+        with monkeypatch.context() as patch:
+            at_update(patch, n, lambda: os.kill(os.getpid(), signum))
+            with pytest.raises(train.RunInterruptedError, match="is saved") as caught:
+                run(recipe, tmp_path / "broken", resume_from="auto")
+        assert caught.value.exit_code == 128 + signum
+        assert signal.getsignal(signum) in (signal.default_int_handler, signal.SIG_DFL)
+    record, broken = run(recipe, tmp_path / "broken", resume_from="auto")
+    assert record["updates"] == 17
+    for name in ("last", "best", "resume"):
+        assert same(weights(whole, name), weights(broken, name)), name
+    assert steady(runs.read_log(whole)) == steady(runs.read_log(broken))
+    expected = json.loads((whole / "metrics.json").read_text())
+    for key in ("test_bits_per_char", "valid_bits_per_char", "epochs", "best_valid_update"):
+        assert record[key] == expected[key]
+
+
+def test_interrupted_while_validating(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny()
+    _, whole = run(recipe, tmp_path / "whole")
+    real = train.evaluate
+
+    def interrupted(*given: Any, progress: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        progress(1, 1.0)
+        return real(*given, progress=progress, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate", interrupted)
+        with pytest.raises(train.RunInterruptedError, match="update 5 of 12"):
+            run(recipe, tmp_path / "broken")
+    _, broken = run(recipe, tmp_path / "broken", resume_from="auto")
+    assert same(weights(whole, "best"), weights(broken, "best"))
+    assert steady(runs.read_log(whole)) == steady(runs.read_log(broken))
+
+
+def test_interrupted_while_measuring_at_the_end(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = train.finish
+
+    def finish(work: job.Job) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(train, "evaluate", lambda *g, progress, **n: progress(1, 1.0))
+        return real(work)
+
+    monkeypatch.setattr(train, "finish", finish)
+    with pytest.raises(train.RunInterruptedError, match="measuring") as caught:
+        run(tiny(), tmp_path)
+    assert caught.value.exit_code == 143
+    monkeypatch.undo()
+    record, _ = run(tiny(), tmp_path, resume_from="auto")
+    assert record["updates"] == 12
+
+
+def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny("train.save_every=1e-9")
+    _, whole = run(recipe, tmp_path / "whole")
+    real, writes = checkpoint.save_file, [0]
+
+    def filling(tensors: Any, path: Path, metadata: Any) -> None:
+        writes[0] += 1
+        if writes[0] > 9:
+            path.write_bytes(b"half")
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        real(tensors, path, metadata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", filling)
+        with pytest.raises(RunError, match="No space left"):
+            run(recipe, tmp_path / "full")
+    full = runs.find("text", root=tmp_path / "full")
+    assert full is not None
+    checkpoint.load(full / "last.safetensors")
+    assert not list(full.glob(".*"))
+    _, resumed = run(recipe, tmp_path / "full", resume_from="auto")
+    assert resumed == full
+    assert same(weights(whole), weights(resumed))
+
+
+def test_leftovers_of_a_killed_run_are_cleared(tiny: Tiny, tmp_path: Path) -> None:
+    recipe = tiny()
+    with runs.Run.create(recipe, root=tmp_path) as kept:
+        folder = kept.path
+        kept.log(
+            {"update": 3, "train_bits_per_char": 1.0}
+        )  # written after the last checkpoint: there is none
+    (folder / ".last.safetensors.123.tmp").write_bytes(b"half")
+    _, resumed = run(recipe, tmp_path, resume_from="auto")
+    assert resumed == folder
+    assert not list(folder.glob(".*"))
+    assert [line["update"] for line in runs.read_log(folder)] == list(range(1, 13))
+
+
+def test_a_folder_in_use(tiny: Tiny, tmp_path: Path) -> None:
+    recipe = tiny()
+    with runs.Run.create(recipe, root=tmp_path) as held, pytest.raises(RunError, match="in use"):
+        run(recipe, tmp_path, resume_from=str(held.path))
+    assert sorted(path.name for path in held.path.iterdir()) == ["lock", "recipe.toml"]
+
+
+def test_resume_wants_the_same_recipe_and_text(tiny: Tiny, tmp_path: Path, text_file: Path) -> None:
+    recipe = tiny()
+    _, folder = run(recipe, tmp_path)
+    (folder / "metrics.json").unlink()
+    before = weights(folder)
+    with pytest.raises(RunError, match=r"optimiser\.rate was 0\.004, is 0\.1"):
+        run(tiny("optimiser.rate=0.1"), tmp_path, resume_from=str(folder))
+    with pytest.raises(RunError, match="not a run folder"):
+        run(recipe, tmp_path, resume_from=str(tmp_path / "nowhere"))
+    text_file.write_bytes(text_file.read_bytes().replace(b"a", b"o"))
+    with pytest.raises(RunError, match="text has changed"):
+        run(recipe, tmp_path, resume_from=str(folder))
+    assert same(before, weights(folder))
+
+
+def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> None:
+    _, first = run(tiny("train.updates=2"), tmp_path)
+    _, second = run(tiny("train.updates=3"), tmp_path, resume_from="auto")
+    assert first != second
+    assert job.earlier(tiny("train.updates=2"), tmp_path, "auto") == first
+    assert job.earlier(tiny("train.updates=2", "train.save_every=9.0"), tmp_path, "auto") == first
+    assert job.earlier(tiny("train.updates=4"), tmp_path, "auto") is None
