@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from mulstm.nn.initial import initialise_layer
-from mulstm.nn.kept import Kept, parameters_of
+from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Weights, project, time_first
 from mulstm.ops import State
 from mulstm.recipe import InitRecipe
@@ -18,7 +17,7 @@ from mulstm.recipe import InitRecipe
 Hidden = tuple[Tensor, Tensor]  # (h, c)
 
 
-class _Base(nn.Module):
+class _Base(Keeping):
     """What the layer and the cell share: sizes, start, weights as they act."""
 
     def __init__(self, input_size: int, hidden_size: int, unit: str, backend: str) -> None:
@@ -43,18 +42,6 @@ class _Base(nn.Module):
         for layer in self.stack:
             initialise_layer(layer, InitRecipe(), generator)
         self.forget()
-
-    def forget(self) -> None:
-        """Drops the weights kept for evaluation; needed only after writing to a parameter's `.data`."""
-        self._kept.forget()
-
-    def train(self, mode: bool = True) -> Self:
-        self.forget()
-        return super().train(mode)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.forget()
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def _weights(self, x: Tensor) -> tuple[Weights, ...]:
         kind = x.device.type

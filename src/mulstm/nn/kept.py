@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -41,6 +41,25 @@ class Kept(Generic[T]):
 
     def __reduce__(self) -> tuple[type[Kept[T]], tuple[()]]:
         return Kept, ()
+
+
+class Keeping(nn.Module):
+    """A module with values kept for evaluation, which forgets them when its mode, type or device changes."""
+
+    def forget(self) -> None:
+        """Drops what is kept of the parameters. Needed only after they were changed behind autograd's back:
+        through `.data`, or by the replay of a CUDA graph."""
+        for value in vars(self).values():
+            if isinstance(value, Kept):
+                value.forget()
+
+    def train(self, mode: bool = True) -> Self:
+        self.forget()
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.forget()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def parameters_of(module: nn.Module, layers: Iterable[nn.Module]) -> list[Tensor]:

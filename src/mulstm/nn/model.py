@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from mulstm.errors import RecipeError
 from mulstm.nn import packed
 from mulstm.nn.initial import initialise
-from mulstm.nn.kept import Kept, parameters_of
+from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Tables, Weights, look_up, project, tables, time_first
 from mulstm.ops import State
 from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
@@ -37,7 +36,7 @@ class Prepared(NamedTuple):
     tables: tuple[Tables | None, ...]  # None where a layer's input is not the bare symbol
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Keeping):
     """A model of a text's next symbol. Dropout is not its business: masks are handed in."""
 
     embedding: nn.Parameter | None
@@ -225,20 +224,6 @@ class LanguageModel(nn.Module):
         )
         first = (tables(weights[0], embedding) if tabled else None,)
         return Prepared(embedding, weights, first + (None,) * (len(weights) - 1))
-
-    def forget(self) -> None:
-        """Drops what evaluation keeps of the weights. Needed only after they were changed behind autograd's
-        back: through `.data`, or by the replay of a CUDA graph."""
-        self._kept.forget()
-        self._kept_packed.forget()
-
-    def train(self, mode: bool = True) -> Self:
-        self.forget()
-        return super().train(mode)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.forget()
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     @property
     def dtype(self) -> torch.dtype:
