@@ -48,7 +48,7 @@ class Job:
     hardware: str
     backend: str
     setup_seconds: float = 0.0
-    saved: float = field(default_factory=time.monotonic)  # when
+    saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
     signals: list[int] = field(default_factory=list)
     screen: console.Progress | None = None
     board: Any = None  # a TensorBoard writer
@@ -96,16 +96,15 @@ def build(
     update = _update(recipe, share, corpus, start_from)
     run: runs.Run | None = None
 
-    def take() -> float:
+    def take() -> None:
         nonlocal run
         run = runs.Run.create(recipe, root=runs_dir) if path is None else runs.Run.open(path)
         stack.enter_context(run)
-        return 0.0
 
     share.by_first(take)
     folder = Path(share.tell(str(run.path) if run else ""))
     if path is not None:
-        _require_same(recipe, recipes.load(folder / "recipe.toml"), folder)
+        _require_same(recipe, runs.recipe_of(folder), folder)
     job = Job(
         recipe,
         share,
@@ -135,11 +134,10 @@ def earlier(recipe: Recipe, runs_dir: Path, resume_from: str | None) -> Path | N
     if resume_from != "auto":
         return Path(resume_from)
     own = recipes.as_dict(recipe)
-    found = sorted((runs_dir / recipe.name).glob("*-seed*/recipe.toml"), key=lambda p: p.stat().st_mtime_ns)
-    for file in reversed(found):
+    for folder in runs.newest_first(recipe.name, root=runs_dir):
         with contextlib.suppress(RecipeError):  # of another version
-            if not differences(own, recipes.as_dict(recipes.load(file))):
-                return file.parent
+            if not differences(own, recipes.as_dict(runs.recipe_of(folder))):
+                return folder
     return None
 
 
@@ -166,12 +164,14 @@ def finished(path: Path) -> dict[str, Any] | None:
 
 def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
     """The recipe's text; the first process goes ahead, so that only one unpacks or fetches it."""
+    corpus: Corpus | None = None
 
-    def read() -> Corpus:
-        return record_corpus.load(recipe.data, data_dir)
+    def read() -> None:
+        nonlocal corpus
+        corpus = record_corpus.load(recipe.data, data_dir)
 
-    share.by_first(lambda: float(len(read().text)))
-    return read()
+    share.by_first(read)
+    return corpus or record_corpus.load(recipe.data, data_dir)
 
 
 def lanes(recipe: Recipe, corpus: Corpus, epoch: int) -> Lanes | RecordLanes:

@@ -76,15 +76,15 @@ class Share:
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return [float(value) for value in agreed.tolist()]
 
-    def by_first(self, work: Callable[[], float]) -> float:
-        """What `work` returns in the first process, told to all; if it fails there, it fails everywhere."""
+    def by_first(self, work: Callable[[], float | None]) -> float:
+        """What `work` returns in the first process (nothing: 0), told to all; if it fails there, all fail."""
         if self.count == 1:
-            return work()
+            return work() or 0.0
         fault: BaseException | None = None
         answer = torch.zeros(2, dtype=torch.float64, device=self.device)
         if self.first:
             try:
-                answer[1] = work()
+                answer[1] = work() or 0.0
             except BaseException as error:
                 fault = error
                 answer[0] = 1.0

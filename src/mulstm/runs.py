@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from io import FileIO
 from pathlib import Path
@@ -58,14 +58,8 @@ class Run:
     @classmethod
     def open(cls, path: Path) -> Run:
         """The folder of an earlier run, to go on with it."""
-        if not (path / "recipe.toml").is_file():
-            raise RunError(f"{path} is not a run folder: it has no recipe.toml. Give the folder of a run.")
+        _require_run(path)
         return cls(path)
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe as it was run, command line included."""
-        return recipe_of(self.path)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Appends one line to log.jsonl; it is in the system's hands when this returns."""
@@ -153,18 +147,24 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def recipe_of(path: Path) -> Recipe:
-    """The recipe in a run's folder, whoever holds it."""
-    return load(path / "recipe.toml")
+def recipe_of(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe as it was run, command line included, whoever holds the folder."""
+    _require_run(path)
+    return load(path / "recipe.toml", overrides)
 
 
-def find(name: str, *, root: Path = ROOT) -> Path | None:
-    """The newest run of a recipe, or None."""
+def _require_run(path: Path) -> None:
+    if not (path / "recipe.toml").is_file():
+        raise RunError(f"{path} is not a run folder: it has no recipe.toml. Give the folder of a run.")
+
+
+def newest_first(name: str, *, root: Path = ROOT) -> list[Path]:
+    """The folders of a recipe's runs."""
     folders = [p.parent for p in (root / name).glob("*-seed*/recipe.toml")]
-    return max(folders, key=lambda p: ((p / "recipe.toml").stat().st_mtime_ns, p.name), default=None)
+    return sorted(folders, key=lambda p: ((p / "recipe.toml").stat().st_mtime_ns, p.name), reverse=True)
 
 
-def environment(devices: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
+def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
     """What the run ran on: versions and kinds of machine; no names of hosts, users or folders."""
     versions = {"mulstm": __version__, "python": platform.python_version()}
     for package in PACKAGES:

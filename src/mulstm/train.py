@@ -217,12 +217,8 @@ def log(job: Job, valid_bits: float | None) -> None:
         job.board.flush()
     if job.screen is not None:
         _show(job, nats, valid_bits)
-    progress.logged, progress.since, progress.nats, progress.norms = (
-        progress.update,
-        progress.seconds,
-        0.0,
-        0.0,
-    )
+    progress.logged, progress.since = progress.update, progress.seconds
+    progress.nats = progress.norms = 0.0
 
 
 def save(job: Job) -> None:
@@ -244,14 +240,13 @@ def finish(job: Job) -> dict[str, Any]:
         model.precision, model.backend = recipe.train.precision, recipe.train.backend
     measured: dict[str, Evaluation] = {}
 
-    def measure() -> float:
+    def measure() -> None:
         for name in ("valid", "test"):
             split = job.corpus.split(name)
             if split.symbols_count:
                 if job.screen is not None:
                     job.screen.note(f"measuring on all {split.symbols_count:,} symbols of the {name} part")
                 measured[name] = evaluate(model, split, recipe.evaluate.final_lanes, progress=_heed(job))
-        return 0.0
 
     started = time.perf_counter()
     try:
@@ -311,7 +306,7 @@ def _departures(recipe: Recipe) -> str:
     return f"not the recipe as it stands: {'; '.join(told)}" if told else ""
 
 
-def _write_model(job: Job, name: str, bits: float | None) -> float:
+def _write_model(job: Job, name: str, bits: float | None) -> None:
     metrics = {
         "update": job.progress.update,
         "valid_bits_per_char": bits,
@@ -325,7 +320,6 @@ def _write_model(job: Job, name: str, bits: float | None) -> float:
         metrics=metrics,
         source=job.source,
     )
-    return 0.0
 
 
 def _is_due(job: Job) -> bool:

@@ -26,7 +26,7 @@ def test_a_new_folder_tells_what_is_run(tmp_path: Path) -> None:
         assert run.path.parent == tmp_path / "text"
         assert "-seed7" in run.path.name
         assert run.path != second.path
-        assert run.recipe == RECIPE
+        assert runs.recipe_of(run.path) == RECIPE
         run.write_json("metrics.json", {"bits": 1.5, "none": float("nan"), "list": (1, 2)})
         assert json.loads((run.path / "metrics.json").read_text()) == {
             "bits": 1.5,
@@ -68,8 +68,7 @@ def test_the_log_survives_a_kill(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         printed = process.stdout.read().splitlines()
     process.wait()
-    path = runs.find("text", root=tmp_path)
-    assert path is not None
+    (path,) = runs.newest_first("text", root=tmp_path)
     logged = [record["update"] for record in runs.read_log(path)]
     assert logged == list(range(len(logged)))
     assert len(logged) > max(int(line) for line in [*printed, "20"] if line.isdigit())
@@ -102,16 +101,15 @@ def test_only_the_torn_line_is_cut_off(whole: int, torn: int, tmp_path: Path) ->
         assert (run.path / "log.jsonl").read_bytes() == lines + b'{"update": 2}\n'
 
 
-def test_the_newest_run_is_found(tmp_path: Path) -> None:
-    assert runs.find("text", root=tmp_path) is None
+def test_the_newest_run_comes_first(tmp_path: Path) -> None:
+    assert runs.newest_first("text", root=tmp_path) == []
     for n, name in enumerate(["2026-01-02-000000-seed1", "2026-01-01-000000-seed2"]):
         folder = tmp_path / "text" / name
         folder.mkdir(parents=True)
         (folder / "recipe.toml").write_text("")
         os.utime(folder / "recipe.toml", (time.time() + n, time.time() + n))
-    found = runs.find("text", root=tmp_path)
-    assert found is not None
-    assert found.name == "2026-01-01-000000-seed2"
+    found = [folder.name for folder in runs.newest_first("text", root=tmp_path)]
+    assert found == ["2026-01-01-000000-seed2", "2026-01-02-000000-seed1"]
 
 
 @pytest.mark.parametrize("where", ["write", "fsync", "replace"])

@@ -102,8 +102,7 @@ def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pyte
         patch.setattr(checkpoint, "save_file", filling)
         with pytest.raises(RunError, match="No space left"):
             run(recipe, tmp_path / "full")
-    full = runs.find("text", root=tmp_path / "full")
-    assert full is not None
+    (full,) = runs.newest_first("text", root=tmp_path / "full")
     checkpoint.load(full / "last.safetensors")
     assert not list(full.glob(".*"))
     _, resumed = run(recipe, tmp_path / "full", resume_from="auto")

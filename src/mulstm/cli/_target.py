@@ -9,7 +9,7 @@ from pathlib import Path
 from mulstm import recipe, record_corpus
 from mulstm.convention import ALPHABETS
 from mulstm.data.known import KNOWN
-from mulstm.errors import DataError, RunError
+from mulstm.errors import DataError
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordSplit
 from mulstm.records import kind_of
@@ -88,10 +88,3 @@ def _has_no_valid_part(overrides: Sequence[str]) -> bool:
 
 def _given(overrides: Sequence[str]) -> set[str]:
     return {text.partition("=")[0].strip() for text in overrides}
-
-
-def recipe_of_run(folder: Path, overrides: Sequence[str]) -> Recipe:
-    """The recipe an earlier run was made with."""
-    if not (folder / "recipe.toml").is_file():
-        raise RunError(f"{folder} is not a run folder: it has no recipe.toml. Give the folder of a run.")
-    return recipe.load(folder / "recipe.toml", overrides)

@@ -37,7 +37,7 @@ def command(
 
     Several GPUs: torchrun --nproc-per-node=2 -m mulstm train RECIPE
     """
-    from mulstm import console, train
+    from mulstm import console, runs, train
     from mulstm.cli import _record, _target
     from mulstm.parallel import is_first
 
@@ -46,7 +46,7 @@ def command(
     if target:
         recipe = _target.recipe_for(target, overrides or [], data_dir, start_from)
     else:
-        recipe = _target.recipe_of_run(Path(str(resume)), overrides or [])
+        recipe = runs.recipe_of(Path(str(resume)), overrides or [])
     record, folder = train.train(
         recipe,
         runs_dir=runs_dir,
