@@ -190,9 +190,7 @@ def _read_header(path: Path) -> dict[str, Any]:
                 'Give a .safetensors file, or see "mulstm import" for the formats of other projects.'
             )
         if not 2 <= length <= min(size, 100_000_000):
-            raise CheckpointError(
-                f"{path} is no safetensors file, or its start is damaged ({size:,} bytes). Give another file."
-            )
+            raise _damaged_start(path, size)
         text = file.read(length)
     try:
         header = json.loads(text)
@@ -200,9 +198,7 @@ def _read_header(path: Path) -> dict[str, Any]:
             (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
-        raise CheckpointError(
-            f"{path} is not a safetensors file, or its start is damaged ({size:,} bytes). Give another file."
-        ) from fault
+        raise _damaged_start(path, size) from fault
     if size != 8 + length + end:
         raise CheckpointError(
             f"{path} has {size:,} bytes and should have {8 + length + end:,}: it is cut short or damaged. "
@@ -227,6 +223,12 @@ def _read_header(path: Path) -> dict[str, Any]:
             f"{path} has format {meta.get('format')!r}, and this mulstm reads {FORMAT}. Install a newer one."
         )
     return meta
+
+
+def _damaged_start(path: Path, size: int) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is no safetensors file, or its start is damaged ({size:,} bytes). Give another file."
+    )
 
 
 def _pack(weights: Mapping[str, Tensor], storage: str) -> dict[str, Tensor]:

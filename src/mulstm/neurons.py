@@ -79,10 +79,8 @@ class Clamped(Predictor):
     @torch.inference_mode()
     def feed(self, symbols: Symbols) -> None:
         """As the plain predictor does, but symbol by symbol."""
-        x = torch.as_tensor(np.asarray(symbols)).to(self.device, torch.long)
-        x = x.unsqueeze(-1) if x.dim() == 1 else x
-        for t in range(x.shape[1]):
-            _, states = self.model.hidden(x[:, t : t + 1], self.state)
+        for column in torch.split(self._rows(symbols), 1, dim=1):
+            _, states = self.model.hidden(column, self.state)
             h = states[-1].h.clone()
             for unit, value in self._units.items():
                 h[:, unit] = value

@@ -55,13 +55,17 @@ class Predictor:
     @torch.inference_mode()
     def feed(self, symbols: Symbols) -> None:
         """Takes in the next symbol of each lane, (lanes,), or several, (lanes, T)."""
+        for piece in torch.split(self._rows(symbols), LONGEST, dim=1):
+            logits, self.state = self.model(piece, self.state)
+            self._logits = logits[:, -1]
+
+    def _rows(self, symbols: Symbols) -> Tensor:
+        """(lanes, T), where the model is."""
         x = torch.as_tensor(np.asarray(symbols)).to(self.device, torch.long)
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         if x.dim() != 2 or x.shape[0] != self.lanes:
             raise ValueError(f"{self.lanes} lanes cannot take symbols of shape {tuple(x.shape)}")
-        for piece in torch.split(x, LONGEST, dim=1):
-            logits, self.state = self.model(piece, self.state)
-            self._logits = logits[:, -1]
+        return x
 
     def feed_text(self, text: bytes) -> None:
         """Takes in the same text on every lane."""

@@ -71,7 +71,7 @@ def find(
     folds = selection.StratifiedKFold(
         min(5, int(np.bincount(y[learn]).min())), shuffle=True, random_state=seed
     )
-    tried = {C: _fitted(linear, C, seed, len(labels)) for C in STRENGTHS}
+    tried = {C: _classifier(linear, C, seed, len(labels)) for C in STRENGTHS}
     mean_accuracy = {
         C: float(selection.cross_val_score(model, X[learn], y[learn], cv=folds).mean())
         for C, model in tried.items()
@@ -92,11 +92,13 @@ def find(
     )
 
 
-def _fitted(linear: Any, C: float, seed: int, labels: int) -> Any:
+def _classifier(linear: Any, C: float, seed: int, labels: int) -> Any:
+    """A sparse one, not fitted yet."""
     solver = "liblinear" if labels == 2 else "saga"
     settings: dict[str, Any] = {"C": C, "solver": solver, "random_state": seed, "max_iter": 5000, "tol": 1e-3}
-    # scikit-learn 1.8 took the word for a penalty away.
-    if inspect.signature(linear.LogisticRegression).parameters["penalty"].default == "deprecated":
+    # Since scikit-learn 1.8 a ratio says which penalty it is; the old word is on its way out.
+    word = inspect.signature(linear.LogisticRegression).parameters.get("penalty")
+    if word is None or word.default == "deprecated":
         return linear.LogisticRegression(l1_ratio=1.0, **settings)
     return linear.LogisticRegression(penalty="l1", **settings)
 

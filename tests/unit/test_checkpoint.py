@@ -134,7 +134,7 @@ def test_truncated(saved: Path, left: int) -> None:
         (b"just a text, not a model at all\n", "no safetensors file"),
         (b"PK\x03\x04 a zip as torch.save makes it", "run code"),
         (b"\x80\x04\x95 a pickle", "run code"),
-        (b"\x10\x00\x00\x00\x00\x00\x00\x00[1, 2, 3, 4, 55]", "not a safetensors file"),
+        (b"\x10\x00\x00\x00\x00\x00\x00\x00[1, 2, 3, 4, 55]", "no safetensors file"),
     ],
 )
 def test_not_a_checkpoint(tmp_path: Path, data: bytes, match: str) -> None:

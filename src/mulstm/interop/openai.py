@@ -24,7 +24,6 @@ from mulstm.interop.weights import (
 )
 
 ORDER = ("i", "f", "o", "h_hat")
-FILES = 15
 
 
 def read(path: str | Path) -> Weights:
