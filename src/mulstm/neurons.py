@@ -17,6 +17,7 @@ from mulstm import heat
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
 from mulstm.data.alphabet import Alphabet
+from mulstm.embedding import require_units
 from mulstm.errors import DataError, MulstmError
 from mulstm.heat import Part, Scale
 from mulstm.nn.model import LanguageModel
@@ -47,7 +48,7 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
     One symbol at a time, because c is known only where a chunk ends; nothing but the numbers is kept.
     """
     model = loaded.model.eval()
-    _require_units(model, units)
+    require_units(model, units)
     if of not in ("h", "c"):
         raise MulstmError(f'A unit has h and c, not "{of}". Give one of these.')
     if of == "c" and model.zero_state(1)[-1].c.shape[1] == 0:
@@ -72,7 +73,7 @@ class Clamped(Predictor):
     def __init__(
         self, model: LanguageModel, alphabet: Alphabet, lanes: int = 1, *, units: Mapping[int, float]
     ) -> None:
-        _require_units(model, list(units))
+        require_units(model, units)
         self._units = dict(units)
         super().__init__(model, alphabet, lanes)
 
@@ -154,10 +155,3 @@ def _list(units: Sequence[int]) -> str:
 
 def _tick(byte: int) -> str:
     return chr(byte) if 33 <= byte < 127 else "·"
-
-
-def _require_units(model: LanguageModel, units: Sequence[int]) -> None:
-    H = model.recipe.hidden
-    for unit in units:
-        if not 0 <= unit < H:
-            raise DataError(f"There is no unit {unit}: the model has {H}. Give units from 0 to {H - 1}.")

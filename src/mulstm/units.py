@@ -17,6 +17,11 @@ def bits_per_char(nats: float, symbols: int) -> float:
     return bits(nats) / symbols
 
 
+def perplexity(nats: float, count: float) -> float:
+    """e to the power of the mean over `count` things that cost `nats` in all."""
+    return math.exp(min(nats / count, 700.0))  # e to the 710 is more than a float holds
+
+
 def word_perplexity(bits_per_symbol: float, symbols: int, words: int) -> float:
     """The paper's conversion: 2 to the power of bits/symbol x symbols/words."""
     if words <= 0:

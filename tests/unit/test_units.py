@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mulstm.units import bits, bits_per_char, word_perplexity
+from mulstm.units import bits, bits_per_char, perplexity, word_perplexity
 
 
 def test_nats_to_bits() -> None:
@@ -15,6 +15,11 @@ def test_nats_to_bits() -> None:
 def test_word_perplexity_of_the_paper() -> None:
     # 1.2649 bits/byte on 1,256,449 bytes and 245,569 words.
     assert word_perplexity(1.2649, 1_256_449, 245_569) == pytest.approx(88.76, abs=0.01)
+
+
+def test_perplexity_stays_a_number() -> None:
+    assert perplexity(4 * math.log(3.0), 4) == pytest.approx(3.0)
+    assert math.isfinite(perplexity(1e9, 1))
 
 
 def test_nothing_has_no_mean() -> None:

@@ -20,6 +20,7 @@ from mulstm.convention import Convention
 from mulstm.embedding import files
 from mulstm.embedding.store import Store
 from mulstm.errors import DataError
+from mulstm.nn.model import LanguageModel
 from mulstm.packing import LANES, Packed, Symbols, run
 from mulstm.records import Record
 
@@ -156,11 +157,16 @@ def embed_file(
         return Summary(store.count, symbols, time.perf_counter() - begun)
 
 
-def _widths(loaded: Checkpoint, wanted: Wanted) -> dict[str, int]:
-    H = loaded.model.recipe.hidden
-    if bad := [unit for unit in wanted.units if not 0 <= unit < H]:
+def require_units(model: LanguageModel, units: Iterable[int]) -> None:
+    """Complains about a unit that the model does not have."""
+    H = model.recipe.hidden
+    if bad := [unit for unit in units if not 0 <= unit < H]:
         raise DataError(f"There is no unit {bad[0]}: the model has {H}. Give units from 0 to {H - 1}.")
-    width = len(wanted.units) or H
+
+
+def _widths(loaded: Checkpoint, wanted: Wanted) -> dict[str, int]:
+    require_units(loaded.model, wanted.units)
+    width = len(wanted.units) or loaded.model.recipe.hidden
     c = width if loaded.model.zero_state(1)[-1].c.shape[1] else 0  # some cells have none
     each = {"h_mean": width, "h_final": width, "c_final": c, "joined": 2 * width + c, "h": width}
     return {name: each[name] for name in (*wanted.vectors, *["h"] * wanted.positions)}

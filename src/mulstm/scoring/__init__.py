@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from mulstm.errors import CheckpointError, DataError
 from mulstm.packing import LANES, Symbols, picked, run
 from mulstm.predict import impossible
 from mulstm.records import Record
-from mulstm.units import bits
+from mulstm.units import bits, perplexity
 
 __all__ = ["Score", "Word", "score", "scores", "total", "words"]
 
@@ -46,7 +45,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """Of a symbol."""
-        return math.exp(min(self.nats / self.symbols, 700.0))
+        return perplexity(self.nats, self.symbols)
 
     def as_dict(self) -> dict[str, Any]:
         """One JSON object; texts add bytes, characters and words."""
@@ -64,7 +63,7 @@ class Score:
             plain["bits_per_byte"] = bits(self.nats) / len(self.text) if self.text else None
             plain["bits_per_character"] = bits(self.nats) / characters if characters else None
             plain["bits_per_word"] = bits(self.nats) / count if count else None
-            plain["word_perplexity"] = math.exp(min(self.nats / count, 700.0)) if count else None
+            plain["word_perplexity"] = perplexity(self.nats, count) if count else None
         if self.losses is not None:
             plain["losses"] = self.losses.tolist()
         if self.following:
@@ -228,8 +227,8 @@ def total(parts: Iterable[Score]) -> dict[str, Any]:
             count += len(part.text.split())
     whole: dict[str, Any] = {"records": int(records), "symbols": int(symbols), "nats": nats}
     if symbols:
-        whole |= {"bits_per_symbol": bits(nats) / symbols, "perplexity": math.exp(min(nats / symbols, 700.0))}
+        whole |= {"bits_per_symbol": bits(nats) / symbols, "perplexity": perplexity(nats, symbols)}
     if count:
         whole |= {"bits_per_byte": bits(nats) / length, "bits_per_character": bits(nats) / characters}
-        whole |= {"words": int(count), "word_perplexity": math.exp(min(nats / count, 700.0))}
+        whole |= {"words": int(count), "word_perplexity": perplexity(nats, count)}
     return whole
