@@ -39,8 +39,9 @@ _OBJECTIONS: dict[str, str | None] = {}
 
 def has_failed(device: torch.device) -> bool:
     """Whether a kernel gave up waiting there, so that nothing computed since can be trusted."""
-    kernels = sys.modules.get("mulstm.ops.triton_small")  # not imported: not used
-    return kernels is not None and kernels.failed(device)
+    names = ("mulstm.ops.triton_small", "mulstm.ops.cuda_driver")
+    modules = [sys.modules[name] for name in names if name in sys.modules]  # not imported: not used
+    return any(module.failed(device) for module in modules)
 
 
 def run(

@@ -19,19 +19,42 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Form:
+    """One product in CUDA: its tile, its ring, and the cluster of CTAs that share tiles or K."""
+
+    BM: int
+    BN: int
+    stages: int
+    CM: int = 1  # CTAs with the same columns: each loads a part of W's tile for all of them
+    CN: int = 1  # CTAs with the same rows: likewise the other operand's
+    CS: int = 1  # CTAs that share K and exchange their sums
+    parts: int = 1  # further parts of K, added by the kernel after it
+    WGN: int = 1  # warpgroups side by side
+    ahead: int = 1  # how much of what follows the product is loaded before it: 0, 1, 2
+    fp32: bool = False  # sums exchanged in fp32 instead of bf16
+    fused: bool = True  # backward: with the pointwise work that follows
+
+
+@dataclass(frozen=True)
 class Plan:
     """None: cuBLAS makes the product and a pointwise kernel follows."""
 
-    m: Tile | None = None  # a = W_mh h, fused with m
-    gates: Tile | None = None  # z = zx + W_zm m, fused with the cell
-    dm: Tile | None = None  # dz W_zm in partial sums
-    dh: Tile | None = None  # da W_mh in partial sums
+    m: Tile | Form | None = None  # a = W_mh h, fused with m
+    gates: Tile | Form | None = None  # z = zx + W_zm m, fused with the cell
+    dm: Tile | Form | None = None  # dz W_zm; a tile leaves partial sums
+    dh: Tile | Form | None = None  # da W_mh; likewise
     sums_bf16: bool = False  # partial sums in bf16 instead of fp32
     pdl: bool = True  # programmatic dependent launch
     lanes: int = 0  # > 0: one launch for the whole chunk, so many lanes a group (triton_small)
 
+    @property
+    def uses_cuda(self) -> bool:
+        """Whether any of its kernels is one in CUDA."""
+        return any(isinstance(place, Form) for place in (self.m, self.gates, self.dm, self.dh))
+
 
 PLAIN = Plan()
+NARROW = 1152  # layers up to this width are not worth clusters
 
 # (largest H, largest B, plan): the first row that covers a layer is taken; beyond them all, PLAIN.
 _TABLE: tuple[tuple[int, int, Plan], ...] = (
@@ -91,14 +114,63 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
 )
 
 
+# The same for kernels in CUDA, on Hopper; where no row covers a layer, the table above.
+_CUDA: tuple[tuple[int, int, Plan], ...] = (
+    (
+        2304,
+        128,
+        Plan(
+            m=Form(128, 64, 6, CS=4, fp32=True),
+            gates=Form(128, 64, 8, ahead=2),
+            dm=Form(128, 64, 6, CS=4),
+            dh=Form(128, 64, 6, CS=4),
+        ),
+    ),
+    (
+        2304,
+        320,
+        Plan(
+            m=Form(128, 64, 6, CM=2, CS=2),
+            gates=Form(128, 128, 6, CM=2),
+            dm=Form(128, 128, 5, CM=2, CS=4),
+            dh=Form(128, 64, 6, CS=2, fused=False),
+        ),
+    ),
+    (
+        4096,
+        128,
+        Plan(
+            m=Form(128, 96, 5, CS=4, fp32=True),
+            gates=Form(64, 192, 6, CM=2, WGN=3),
+            dm=Tile(128, 128, 128, 8, 3, split=6),
+            dh=Tile(64, 64, 64, 4, 4, split=3),
+            sums_bf16=True,
+        ),
+    ),
+    (
+        4096,
+        320,
+        Plan(
+            m=Form(128, 96, 6, CM=2, CS=2),
+            gates=Form(128, 192, 4, CM=2, ahead=0),
+            dm=Form(128, 128, 6, CM=2, parts=3, fused=False),
+            dh=Form(128, 128, 6, CM=2, parts=3, fused=False),
+        ),
+    ),
+)
+
+
 def padded(H: int) -> int:
     """The width the kernels work at: a multiple of 128, of 32 for small layers."""
     step = 32 if H <= 512 else 128
     return -(-H // step) * step
 
 
-def plan_of(H: int, B: int) -> Plan:
-    """The fastest plan measured at the nearest size that covers this one."""
+def plan_of(H: int, B: int, cuda: bool = False) -> Plan:
+    """The fastest plan measured at the nearest size that covers this one; `cuda` allows kernels in CUDA."""
+    for largest_H, largest_B, plan in _CUDA if cuda and H > NARROW else ():
+        if largest_H >= H and largest_B >= B:
+            return plan
     for largest_H, largest_B, plan in _TABLE:
         if largest_H >= H and largest_B >= B:
             return plan

@@ -10,6 +10,7 @@ from torch import Tensor
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import GATE_BLOCK
+from mulstm.ops.triton_choice import plan_for
 from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import Chunk, Saved
 
@@ -100,7 +101,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """h from h_0 on, the last c, and what the backward wants: c from c_0 on, z, a, m, r."""
     chunk = Chunk(mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit)
-    saved = steps.forward(chunk, steps.plan_for(chunk), save=True)
+    saved = steps.forward(chunk, plan_for(chunk), save=True)
     return saved.h, saved.c_T.clone(), saved.c, saved.z, saved.a, saved.m, saved.r
 
 
@@ -154,7 +155,7 @@ def _backward(
     """dmx, dzx, dpx, dW_mh, dW_zm, dh_0, dc_0, db_h; empty where the input is not there."""
     chunk = Chunk(mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit)
     saved = Saved(h, c, z, a, m, r)
-    g = steps.backward(chunk, saved, dh[1:], None, dc_T, steps.plan_for(chunk))
+    g = steps.backward(chunk, saved, dh[1:], None, dc_T, plan_for(chunk))
     products = {name: product() for name, product in steps.weight_gradients(saved, g).items()}
     dW_mh, dW_zm = products.get("W_mh"), products["W_zm"]
     none = h_0.new_empty(0)

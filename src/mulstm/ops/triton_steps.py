@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,13 +10,15 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mulstm.ops import cuda_steps
 from mulstm.ops import triton_pointwise as pointwise
 from mulstm.ops import triton_products as products
 from mulstm.ops import triton_small as small
-from mulstm.ops.triton_plan import PLAIN, Plan, Tile, plan_of
+from mulstm.ops.triton_plan import Form, Plan, Tile
 
 UNITS = {"standard": 0, "initial": 1, "initial-text": 2, "tanh": 3}
 ROWS, COLUMNS, WARPS = 4, 256, 4  # a pointwise kernel's tile
+ROWS_BACK = 2  # so many that more CTAs find registers beside a product and load while it runs
 
 
 class Chunk(NamedTuple):
@@ -65,56 +66,6 @@ class Gradients(NamedTuple):
     db_h: Tensor | None  # (B, H) fp32, to be summed over B
 
 
-def plan_for(chunk: Chunk) -> Plan:
-    """How this chunk is best run here."""
-    B, H = chunk.h_0.shape
-    if chunk.px is None and chunk.b_h is None and chunk.unit != "tanh":
-        processors = torch.cuda.get_device_properties(chunk.zx.device).multi_processor_count
-        lanes = small.groups_of(H, B, processors)
-        if lanes and _small_works(chunk, lanes):
-            return Plan(lanes=lanes)
-    return plan_of(H, B)
-
-
-_WORKS: dict[tuple[Any, ...], bool] = {}
-
-
-def _small_works(chunk: Chunk, lanes: int) -> bool:
-    """Whether the whole-chunk kernel agrees with the step kernels here: tried once for each shape."""
-    key = (chunk.zx.device, *chunk.h_0.shape, lanes, chunk.mx is None, chunk.mask is None, chunk.unit)
-    if key not in _WORKS:
-        if torch.cuda.is_current_stream_capturing():  # a trial reads results back, which a capture forbids
-            return False
-        _WORKS[key] = agree(chunk, Plan(lanes=lanes), PLAIN)
-        if not _WORKS[key]:
-            warnings.warn("The whole-chunk kernel failed its self-test and is not used.", stacklevel=2)
-    return _WORKS[key]
-
-
-def agree(like: Chunk, one: Plan, other: Plan) -> bool:
-    """Whether two plans give the same on three steps of random numbers, shaped like a chunk's."""
-    dice = torch.Generator(like.zx.device).manual_seed(1)
-
-    def drawn(x: Tensor | None, scale: float = 1.0, steps: int = 0) -> Any:
-        if x is None:
-            return None
-        shape = (steps, *x.shape[1:]) if steps else x.shape
-        return (torch.randn(shape, generator=dice, device=x.device) * scale).to(x.dtype)
-
-    H = like.h_0.shape[1]
-    chunk = Chunk(
-        drawn(like.mx, steps=3), drawn(like.zx, steps=3), None, drawn(like.W_mh, H**-0.5),
-        drawn(like.W_zm, H**-0.5), drawn(like.h_0), drawn(like.c_0), drawn(like.mask), None, like.unit,
-    )  # fmt: skip
-    dh = drawn(chunk.zx[..., :H].contiguous())
-    results = []
-    for plan in (one, other):
-        saved = forward(chunk, plan, save=True)
-        results.append((saved.h.float(), backward(chunk, saved, dh, None, None, plan).dx.float()))
-    apart = [(a - b).norm() / b.norm() for a, b in zip(*results, strict=True)]
-    return not small.failed(like.zx.device) and all(float(x) < 0.02 for x in apart)
-
-
 def _rows(x: Tensor, tile: tuple[int, int]) -> TensorDescriptor:
     """A descriptor over all steps' rows of (T, B, width)."""
     T, B, width = x.shape
@@ -140,13 +91,13 @@ def _options(tile: Tile, pdl: bool) -> dict[str, Any]:
 class _Pointwise:
     """Grid and options of the pointwise kernels of one chunk."""
 
-    def __init__(self, B: int, H: int) -> None:
+    def __init__(self, B: int, H: int, rows: int = ROWS) -> None:
         columns = min(COLUMNS, triton.next_power_of_2(H))
-        self.grid = (triton.cdiv(B, ROWS), triton.cdiv(H, columns))
-        self.columns = columns
+        self.grid = (triton.cdiv(B, rows), triton.cdiv(H, columns))
+        self.rows, self.columns = rows, columns
 
     def options(self, pdl: bool) -> dict[str, Any]:
-        return {"BR": ROWS, "BU": self.columns, "PDL": pdl, "launch_pdl": pdl, "num_warps": WARPS}
+        return {"BR": self.rows, "BU": self.columns, "PDL": pdl, "launch_pdl": pdl, "num_warps": WARPS}
 
 
 def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
@@ -194,8 +145,10 @@ def _forward_step(chunk: Chunk, saved: Saved, plan: Plan, save: bool) -> Callabl
     return step
 
 
-def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
+def _m_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool) -> Any:
     """A function of t that makes a_t and m_t."""
+    if isinstance(tile, Form):
+        return _always_early(cuda_steps.m_step(chunk, saved, tile, save))
     mx, W_mh = chunk.mx, chunk.W_mh
     assert mx is not None
     assert W_mh is not None
@@ -223,8 +176,15 @@ def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
     return fused
 
 
-def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool) -> Any:
+def _always_early(step: Callable[[int], None]) -> Callable[[int, bool], None]:
+    """For callers that say whether a kernel may begin before the one before has ended: these all do."""
+    return lambda t, pdl: step(t)
+
+
+def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool) -> Any:
     """A function of t that makes z_t, c_t and h_t."""
+    if isinstance(tile, Form):
+        return _always_early(cuda_steps.gates_step(chunk, saved, tile, save))
     mx, zx, px, _, W_zm, _, _, mask, b_h, unit = chunk
     h, c, z, _, m, r = saved
     _, B, H = h.shape
@@ -301,18 +261,25 @@ def _backward_step(
 ) -> Callable[[int], None]:
     """A function of t that goes from dh_t and dc_t to those of the step before; the last gives dh_0."""
     mx, _, px, W_mh, W_zm, h_0, _, mask, b_h, unit = chunk
-    _, c, z, a, _, r = saved
-    B, H = h_0.shape
-    _, dmx, dz, dr, da, dpx, dh_0, dc, db_h = out
-    work = _Pointwise(B, H)
+    _, c, z, _, _, r = saved
+    (B, H), T = h_0.shape, dh.shape[0]
+    _, _, dz, dr, da, dpx, dh_0, dc, db_h = out
+    work = _Pointwise(B, H, ROWS_BACK if plan.uses_cuda else ROWS)
     flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
-    to_m = _partial(dr, W_zm, plan.dm, plan.sums_bf16)
+    lstm = unit != "tanh"
+    to_m = (
+        _to_da(chunk, saved, out, plan, work)
+        if mx is not None
+        else _partial(dr, W_zm, plan.dm, plan.sums_bf16)
+    )
+    # Where the last product goes on to dz of the step before, the pointwise kernel makes only the first.
+    cell = None
+    if isinstance(plan.dh, Form) and plan.dh.fused and W_mh is not None and lstm and px is None:
+        cell = cuda_steps.cell_step(chunk, saved, dh, out, plan.dh)
     to_h = None if W_mh is None else _partial(da, W_mh, plan.dh, plan.sums_bf16)
     dh_rec, split = dh_T, 1
 
-    def step(t: int) -> None:
-        nonlocal dh_rec, split
-        lstm = unit != "tanh"
+    def gates(t: int) -> None:
         pointwise.gates_backward[work.grid](
             dh_rec, dh[t], z[t], c[t] if lstm else c, c[t + 1] if lstm else c, mask, b_h,
             None if px is None else px[t], None if px is None else r[t],
@@ -320,12 +287,15 @@ def _backward_step(
             dz.stride(1), 0 if px is None else px.stride(1), B, H,
             HAS_PX=px is not None, SPLIT=split, **flags, **work.options(plan.pdl),
         )  # fmt: skip
+
+    def step(t: int) -> None:
+        nonlocal dh_rec, split
+        if cell is None or t == T - 1:
+            gates(t)
         dh_rec, split = to_m(t, plan.pdl)
-        if mx is not None and dmx is not None and to_h is not None:
-            pointwise.m_backward[work.grid](
-                dh_rec, mx[t], a[t], da[t], dmx[t], mx.stride(1), dmx.stride(1), B, H,
-                SPLIT=split, **work.options(plan.pdl),
-            )  # fmt: skip
+        if cell is not None and t > 0:
+            cell(t)
+        elif to_h is not None:
             dh_rec, split = to_h(t, plan.pdl)
         if t == 0:
             dh_0.copy_(dh_rec.view(split, B, H).sum(0, dtype=torch.float32))
@@ -333,10 +303,45 @@ def _backward_step(
     return step
 
 
-def _partial(x: Tensor, W: Tensor, tile: Tile | None, bf16: bool) -> Any:
+def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointwise) -> Any:
+    """A function of t that goes from dz_t to da_t and dmx_t."""
+    mx, a, da, dmx = chunk.mx, saved.a, out.da, out.dmx
+    assert mx is not None
+    assert dmx is not None
+    B, H = chunk.h_0.shape
+    if isinstance(plan.dm, Form) and plan.dm.fused:
+        fused = cuda_steps.dm_step(chunk, saved, out, plan.dm)
+
+        def whole(t: int, pdl: bool) -> tuple[Tensor, int]:
+            fused(t)
+            return da[t], 1
+
+        return whole
+    product = _partial(out.dr, chunk.W_zm, plan.dm, plan.sums_bf16)
+
+    def apart(t: int, pdl: bool) -> tuple[Tensor, int]:
+        dm, split = product(t, pdl)
+        pointwise.m_backward[work.grid](
+            dm, mx[t], a[t], da[t], dmx[t], mx.stride(1), dmx.stride(1), B, H,
+            SPLIT=split, **work.options(pdl),
+        )  # fmt: skip
+        return da[t], 1
+
+    return apart
+
+
+def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, bf16: bool) -> Any:
     """A function of t that makes x_t @ W in partial sums, and says in how many."""
     _, B, K = x.shape
     N = W.shape[1]
+    if isinstance(tile, Form):
+        parts, product = cuda_steps.sums(x, W, tile)
+
+        def in_cuda(t: int, pdl: bool) -> tuple[Tensor, int]:
+            product(t)
+            return parts, tile.parts
+
+        return in_cuda
     if tile is None:
         out = x.new_empty(B, N)
 

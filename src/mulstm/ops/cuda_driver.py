@@ -1,0 +1,159 @@
+"""Launches compiled kernels through the driver: with clusters, after the kernel before has begun to end."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mulstm.ops.cuda_source import BK, CompileError, Variant, machine_code
+
+CLUSTER, EARLY_LAUNCH, SHARED_MEMORY = 4, 6, 8  # the driver's names for attributes
+
+
+class LaunchError(Exception):
+    """The driver did not take a kernel or a tensor."""
+
+
+class Arguments(ctypes.Structure):
+    """As in step.cu; the last field fills up a multiple of 64 bytes."""
+
+    _fields_ = (
+        *((name, c_uint64 * 16) for name in ("A", "W")),
+        *((name, c_void_p) for name in ("x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "fault")),
+        *((name, c_int) for name in ("row", "B", "N", "blocks", "stride_x", "stride_y")),
+        ("rest", c_int * 6),
+    )
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", c_int), ("pad", c_char * 4), ("value", c_uint32 * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        *((name, c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", c_uint),
+    )
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        text = c_char_p()
+        _driver().cuGetErrorString(code, byref(text))
+        raise LaunchError(f"{what}: {text.value.decode() if text.value else code}")
+
+
+def why_not(device: torch.device) -> str | None:
+    """None, or the reason why these kernels cannot run there."""
+    if torch.version.cuda is None or device.type != "cuda":
+        return "they need an NVIDIA GPU"
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return f"they are made for Hopper, and this is {torch.cuda.get_device_name(device)}"
+    try:
+        _driver()
+    except OSError as error:
+        return f"the driver's library does not open: {error}"
+    return None
+
+
+def tensor_map(x: Tensor, box: tuple[int, int]) -> Any:
+    """For copies of (rows, columns) boxes of a bf16 matrix (rows, columns), swizzled over a box's width.
+
+    Beyond the matrix a copy brings zeros.
+    """
+    space = (c_uint64 * 32)()
+    at = ctypes.addressof(space)
+    at += -at % 64  # the driver's wish
+    swizzle = {128: 3, 64: 2}[box[1] * 2]
+    bf16, no_interleaving, sectors_256, zeros = 9, 0, 3, 0
+    code = _driver().cuTensorMapEncodeTiled(
+        c_void_p(at), c_int(bf16), c_uint32(2), c_void_p(x.data_ptr()),
+        (c_uint64 * 2)(x.shape[1], x.shape[0]), (c_uint64 * 1)(x.stride(0) * 2),
+        (c_uint32 * 2)(box[1], box[0]), (c_uint32 * 2)(1, 1),
+        c_int(no_interleaving), c_int(swizzle), c_int(sectors_256), c_int(zeros),
+    )  # fmt: skip
+    _check(code, f"a tensor map over {tuple(x.shape)}")
+    return (c_uint64 * 16).from_buffer_copy(ctypes.string_at(at, 128))
+
+
+class Kernel:
+    """A variant, loaded on one device."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        form = variant.form
+        self.code = machine_code(variant.text())
+        module, self.function = c_void_p(), c_void_p()
+        cu = _driver()
+        _check(cu.cuModuleLoadData(byref(module), self.code), "loading a kernel")
+        _check(cu.cuModuleGetFunction(byref(self.function), module, b"step_product"), "finding a kernel")
+        shared = c_int(variant.shared)
+        _check(cu.cuFuncSetAttribute(self.function, SHARED_MEMORY, shared), f"{variant.shared} bytes")
+        self.attributes = (_Attribute * 2)()
+        self.attributes[0].id, self.attributes[1].id = CLUSTER, EARLY_LAUNCH
+        self.attributes[0].value[:3] = [form.CM, form.CN, form.CS]
+        self.attributes[1].value[0] = 1
+
+    def arguments(self, x: Tensor, W: Tensor, fault: Tensor) -> Arguments:
+        """Those that no step changes: x is (T, B, K), W (N, K), or (K, N) where the variant says so."""
+        form, variant = self.variant.form, self.variant
+        T, B, K = x.shape
+        rows = torch.as_strided(x, (T * B, K), (x.stride(1), 1))
+        box = (BK // form.CM, variant.chunk) if variant.rows_are_k else (form.BN // form.CM, BK)
+        out = Arguments(A=tensor_map(rows, (form.BM // form.CN, BK)), W=tensor_map(W, box))
+        out.B, out.N, out.blocks = B, W.shape[1] if variant.rows_are_k else W.shape[0], -(-K // BK)
+        out.fault = fault.data_ptr()
+        return out
+
+    def launch(self, arguments: Arguments) -> None:
+        """On the current stream."""
+        variant = self.variant
+        config = _Config(
+            *variant.grid(arguments.B, arguments.N), variant.threads + 32, 1, 1, variant.shared,
+            torch.cuda.current_stream().cuda_stream, self.attributes, 2,
+        )  # fmt: skip
+        parameters = (c_void_p * 1)(ctypes.addressof(arguments))
+        _check(_driver().cuLaunchKernelEx(byref(config), self.function, parameters, None), "a launch")
+
+
+_KERNELS: dict[tuple[torch.device, Variant], Kernel] = {}
+
+
+def kernel(variant: Variant, device: torch.device) -> Kernel:
+    """The loaded kernel, compiled at its first use."""
+    key = (device, variant)
+    if key not in _KERNELS:
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # makes the device's context, which a load needs
+            _KERNELS[key] = Kernel(variant)
+    return _KERNELS[key]
+
+
+_FAULTS: dict[torch.device, Tensor] = {}
+
+
+def fault_flag(device: torch.device) -> Tensor:
+    """Not 0 once a kernel has waited in vain: whoever reads results should look at it now and then."""
+    if device not in _FAULTS:
+        _FAULTS[device] = torch.zeros((), dtype=torch.int32, device=device)
+    return _FAULTS[device]
+
+
+def failed(device: torch.device) -> bool:
+    """Whether a kernel has ever waited in vain there; asking makes the host wait for the device."""
+    return device in _FAULTS and bool(_FAULTS[device])
+
+
+__all__ = ["Arguments", "CompileError", "Kernel", "LaunchError", "failed", "fault_flag", "kernel", "why_not"]

@@ -1,0 +1,91 @@
+"""The step kernels in CUDA: they are chosen, agree without saving, and give way where they fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from mulstm.ops import cuda_driver
+from mulstm.ops import triton_choice as choice
+from mulstm.ops import triton_steps as steps
+from mulstm.ops.triton_plan import plan_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+SIZES = [(128, 1920), (256, 1920), (100, 2816), (256, 2816)]
+
+
+def chunk_of(B: int, H: int, T: int = 4, m: bool = True) -> steps.Chunk:
+    """Random numbers, laid out as a layer lays them out."""
+    g = torch.Generator("cuda").manual_seed(B + H)
+
+    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=g, device="cuda") * scale).bfloat16()
+
+    x = draw(T, B, 5 * H)
+    W_mh = draw(H, H, scale=H**-0.5) if m else None
+    W_zm = draw(4 * H, H, scale=H**-0.5)
+    c_0 = torch.randn(B, H, generator=g, device="cuda")
+    mask = (torch.rand(B, H, generator=g, device="cuda") > 0.2).float()
+    mx = x[..., :H] if m else None
+    return steps.Chunk(mx, x[..., H:], None, W_mh, W_zm, draw(B, H), c_0, mask, None, "standard")
+
+
+@pytest.mark.parametrize(("B", "H"), SIZES)
+@pytest.mark.parametrize("m", [True, False])
+def test_are_chosen_and_need_not_save(B: int, H: int, m: bool) -> None:
+    if cuda_driver.why_not(torch.device("cuda", 0)) is not None:
+        pytest.skip("not a Hopper GPU")
+    chunk = chunk_of(B, H, m=m)
+    plan = choice.plan_for(chunk)
+    assert plan == plan_of(H, B, cuda=True)
+    assert plan.uses_cuda
+    kept, bare = (steps.forward(chunk, plan, save) for save in (True, False))
+    assert torch.equal(kept.h, bare.h)
+    assert torch.equal(kept.c_T, bare.c_T)
+    assert not cuda_driver.failed(chunk.zx.device)
+
+
+def test_hold_in_a_graph() -> None:
+    chunk = chunk_of(200, 1920)
+    plan = choice.plan_for(chunk)
+    wanted = steps.forward(chunk, plan, True)
+    dh = torch.randn_like(wanted.h[1:])
+    grads = steps.backward(chunk, wanted, dh, None, None, plan)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = steps.forward(chunk, plan, True)
+        other = steps.backward(chunk, again, dh, None, None, plan)
+    for part in (*again[:2], other.dx, other.da):
+        part.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(again.h, wanted.h)
+    assert torch.equal(other.dx, grads.dx)
+    assert torch.equal(other.dh_0, grads.dh_0)
+
+
+def test_an_unknown_shape_inside_a_capture_takes_the_other_kernels() -> None:
+    chunk = chunk_of(57, 1408)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan = choice.plan_for(chunk)
+    assert plan == plan_of(1408, 57)
+    assert choice.plan_for(chunk).uses_cuda
+
+
+def test_a_kernel_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise cuda_driver.CompileError("no compiler")
+
+    chunk = chunk_of(33, 1536)
+    monkeypatch.setattr(cuda_driver, "_KERNELS", {})
+    monkeypatch.setattr(cuda_driver, "machine_code", broken)
+    with pytest.warns(UserWarning, match="no compiler"):
+        assert choice.plan_for(chunk) == plan_of(1536, 33)
+    monkeypatch.undo()
+    assert choice.plan_for(chunk) == plan_of(1536, 33)  # once a shape
