@@ -68,21 +68,20 @@ def why_not(device: torch.device) -> str | None:
     return None
 
 
-def tensor_map(x: Tensor, box: tuple[int, int]) -> Any:
-    """For copies of (rows, columns) boxes of a bf16 matrix (rows, columns), swizzled over a box's width.
+def tensor_map(x: Tensor, rows: int) -> Any:
+    """For copies of so many rows and 64 columns of a bf16 matrix, swizzled over their 128 bytes.
 
     Beyond the matrix a copy brings zeros.
     """
     space = (c_uint64 * 32)()
     at = ctypes.addressof(space)
     at += -at % 64  # the driver's wish
-    swizzle = {128: 3, 64: 2}[box[1] * 2]
-    bf16, no_interleaving, sectors_256, zeros = 9, 0, 3, 0
+    bf16, no_interleaving, swizzle_128, sectors_256, zeros = 9, 0, 3, 3, 0
     code = _driver().cuTensorMapEncodeTiled(
         c_void_p(at), c_int(bf16), c_uint32(2), c_void_p(x.data_ptr()),
         (c_uint64 * 2)(x.shape[1], x.shape[0]), (c_uint64 * 1)(x.stride(0) * 2),
-        (c_uint32 * 2)(box[1], box[0]), (c_uint32 * 2)(1, 1),
-        c_int(no_interleaving), c_int(swizzle), c_int(sectors_256), c_int(zeros),
+        (c_uint32 * 2)(BK, rows), (c_uint32 * 2)(1, 1),
+        c_int(no_interleaving), c_int(swizzle_128), c_int(sectors_256), c_int(zeros),
     )  # fmt: skip
     _check(code, f"a tensor map over {tuple(x.shape)}")
     return (c_uint64 * 16).from_buffer_copy(ctypes.string_at(at, 128))
@@ -103,7 +102,7 @@ class Kernel:
         _check(cu.cuFuncSetAttribute(self.function, SHARED_MEMORY, shared), f"{variant.shared} bytes")
         self.attributes = (_Attribute * 2)()
         self.attributes[0].id, self.attributes[1].id = CLUSTER, EARLY_LAUNCH
-        self.attributes[0].value[:3] = [form.CM, form.CN, form.CS]
+        self.attributes[0].value[:3] = [form.CM, 1, form.CS]
         self.attributes[1].value[0] = 1
 
     def arguments(self, x: Tensor, W: Tensor, fault: Tensor) -> Arguments:
@@ -111,8 +110,8 @@ class Kernel:
         form, variant = self.variant.form, self.variant
         T, B, K = x.shape
         rows = torch.as_strided(x, (T * B, K), (x.stride(1), 1))
-        box = (BK // form.CM, variant.chunk) if variant.rows_are_k else (form.BN // form.CM, BK)
-        out = Arguments(A=tensor_map(rows, (form.BM // form.CN, BK)), W=tensor_map(W, box))
+        part = (BK if variant.rows_are_k else form.BN) // form.CM
+        out = Arguments(A=tensor_map(rows, form.BM), W=tensor_map(W, part))
         out.B, out.N, out.blocks = B, W.shape[1] if variant.rows_are_k else W.shape[0], -(-K // BK)
         out.fault = fault.data_ptr()
         return out

@@ -48,11 +48,6 @@ class Variant:
         return self.form.BN // self.form.WGN
 
     @property
-    def chunk(self) -> int:
-        """Columns of W copied at a time where its rows are k."""
-        return 64 if self.columns % 64 == 0 else 32
-
-    @property
     def threads(self) -> int:
         """Of all multiplying warpgroups."""
         return self.form.BM // 64 * self.form.WGN * 128
@@ -68,16 +63,15 @@ class Variant:
     def grid(self, B: int, N: int) -> tuple[int, int, int]:
         """CTAs along rows, columns and K, whole clusters."""
         form = self.form
-        rows, columns = -(-B // form.BM), -(-N // form.BN)
-        return -(-rows // form.CM) * form.CM, -(-columns // form.CN) * form.CN, form.CS * form.parts
+        return -(-B // (form.BM * form.CM)) * form.CM, -(-N // form.BN), form.CS * form.parts
 
     def macros(self) -> dict[str, int]:
         """What the text is compiled with."""
         form = self.form
         return {
             "BM": form.BM, "BN": form.BN, "WGM": form.BM // 64, "WGN": form.WGN, "STAGES": form.stages,
-            "CM": form.CM, "CN": form.CN, "CS": form.CS, "XF32": form.fp32, "AHEAD": form.ahead,
-            "W_MN": self.rows_are_k, "NC": self.chunk, "EPI": EPILOGUES[self.epilogue],
+            "CM": form.CM, "CS": form.CS, "XF32": form.fp32, "AHEAD": form.ahead,
+            "W_MN": self.rows_are_k, "EPI": EPILOGUES[self.epilogue],
             "UNIT": UNITS[self.unit], "HAS_MASK": self.mask, "HAS_B": self.bias, "SAVE": self.save,
             "C_EARLY": self.early,
         }  # fmt: skip

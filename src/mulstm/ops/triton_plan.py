@@ -26,7 +26,6 @@ class Form:
     BN: int
     stages: int
     CM: int = 1  # CTAs with the same columns: each loads a part of W's tile for all of them
-    CN: int = 1  # CTAs with the same rows: likewise the other operand's
     CS: int = 1  # CTAs that share K and exchange their sums
     parts: int = 1  # further parts of K, added by the kernel after it
     WGN: int = 1  # warpgroups side by side

@@ -3,11 +3,11 @@
 //   D[b, n] = sum_k A[row + b, k] W'[n, k],   W' = W (rows are n) or its transpose (W_MN: rows are k)
 //
 // A warp of its own asks the copy engine for tiles; WGM x WGN warpgroups multiply them. The CM CTAs of a
-// cluster that have the same columns share W's tile, the CN that have the same rows share A's: each asks for
-// its part and sends it to all. CS CTAs share K: each adds up a part of the tile from all of them.
+// cluster that have the same columns share W's tile: each asks for its part and sends it to all. CS CTAs share
+// K: each adds up a part of the tile from all of them.
 // No header is included, so that NVRTC needs none.
 //
-// Given as macros: BM BN WGM WGN STAGES CM CN CS W_MN NC EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD XF32, and the
+// Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD XF32, and the
 // function wgmma() for WN columns (ops/cuda_source.py).
 
 typedef unsigned int u32;
@@ -43,7 +43,7 @@ constexpr int WN = BN / WGN;
 constexpr int J = WN / 8;  // blocks of 8 columns in a thread's sums
 constexpr int GROUPS = WGM * WGN;
 constexpr int CONSUMERS = GROUPS * 128;
-constexpr int CLUSTER = CM * CN * CS;
+constexpr int CLUSTER = CM * CS;
 constexpr int A_BYTES = BM * BK * 2, W_BYTES = BN * BK * 2;
 constexpr int STAGE_BYTES = A_BYTES + W_BYTES;
 // What a thread finishes: with CS > 1 one of its two rows, and 2 / CS of its columns.
@@ -56,7 +56,7 @@ constexpr int X_BYTES = X_WORDS * 4 * CONSUMERS;
 static_assert(BM == 64 * WGM && BN == WN * WGN && WN % 16 == 0 && J % PARTS == 0 && JF % 2 == 0, "");
 static_assert(CS == 1 || X_WORDS % 4 == 0, "");
 static_assert(EPI != GATES || JF % 8 == 0, "");
-static_assert(!W_MN || WN % NC == 0, "");
+static_assert(!W_MN || WN % 64 == 0, "");
 static_assert(A_BYTES % 1024 == 0 && W_BYTES % 1024 == 0, "");
 
 // ---- machine instructions
@@ -140,13 +140,13 @@ __device__ __forceinline__ void let_next_kernel_start() {
 }
 
 // A descriptor: bits 0..13 start, 16..29 leading byte offset, 32..45 stride byte offset, all / 16; 62..63 the
-// swizzle: 1 for 128 bytes, 2 for 64. K-major: rows of 128 bytes, 8 rows to the next block; leading is not used.
-// MN-major (W's rows are k): chunks of NC columns, in each BK rows; leading: to the next chunk, stride: 8 rows on.
-constexpr u32 CHUNK = BK * NC * 2, EIGHT = 8 * NC * 2;
+// swizzle: 1 for 128 bytes. K-major: rows of 128 bytes, 8 rows to the next block; leading is not used.
+// MN-major (W's rows are k): chunks of 64 columns, in each BK rows; leading: to the next chunk, stride: 8 rows on.
+constexpr u32 CHUNK = BK * 128, EIGHT = 8 * 128;
 constexpr u32 A_HIGH = 1u << 30 | 1024 >> 4, A_LOW = 1 << 16;
-constexpr u32 W_HIGH = W_MN ? (NC == 64 ? 1u : 2u) << 30 | EIGHT >> 4 : A_HIGH;
+constexpr u32 W_HIGH = W_MN ? 1u << 30 | EIGHT >> 4 : A_HIGH;
 constexpr u32 W_LOW = W_MN ? CHUNK >> 4 << 16 : A_LOW;
-constexpr u32 W_STEP = W_MN ? 16 * NC * 2 >> 4 : 2;  // 16 k further on, / 16
+constexpr u32 W_STEP = W_MN ? 16 * 128 >> 4 : 2;  // 16 k further on, / 16
 
 /*WGMMA*/
 
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
   const u32 exchange = ring + STAGES * STAGE_BYTES;
   const u32 full = shared_address(barriers), empty = full + 8 * STAGES, arrived = empty + 8 * STAGES;
   const int thread = threadIdx.x, warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32;
-  const int cx = blockIdx.x % CM, cy = blockIdx.y % CN, cz = blockIdx.z % CS;
+  const int cx = blockIdx.x % CM, cz = blockIdx.z % CS;
   const int tile_m = blockIdx.x * BM, tile_n = blockIdx.y * BN;
   const int each = (args.blocks + gridDim.z - 1) / gridDim.z;
   const int first = blockIdx.z * each;
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
   if (thread == CONSUMERS) {
     for (int s = 0; s < STAGES; s++) {
       barrier_init(full + 8 * s, 1);
-      barrier_init(empty + 8 * s, (CM + CN - 1) * GROUPS * 4);
+      barrier_init(empty + 8 * s, CM * GROUPS * 4);
     }
     if (CS > 1) {
       barrier_init(arrived, 1);
@@ -259,30 +259,26 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
 
   if (warp >= GROUPS * 4) {  // the loading warp
     if (thread == CONSUMERS) {
-      unsigned short to_row = 0, to_col = 0;
-      for (int y = 0; y < CN; y++) to_row |= 1 << (cx + CM * (y + CN * cz));
-      for (int x = 0; x < CM; x++) to_col |= 1 << (x + CM * (cy + CN * cz));
+      unsigned short sharing = 0;
+      for (int x = 0; x < CM; x++) sharing |= 1 << (x + CM * cz);
       auto load_A = [&](int i, int s) {
         const int k = (first + i) * BK;
-        const u32 to = ring + s * STAGE_BYTES + cy * (A_BYTES / CN), bar = full + 8 * s;
-        const int from = args.row + tile_m + cy * (BM / CN);
-        if (CN == 1) load_tile(to, &args.A, k, from, bar);
-        else load_tile_for(to_row, to, &args.A, k, from, bar);
+        load_tile(ring + s * STAGE_BYTES, &args.A, k, args.row + tile_m, full + 8 * s);
       };
       auto load_W = [&](int i, int s) {
         const int k = (first + i) * BK;
         const u32 to = ring + s * STAGE_BYTES + A_BYTES, bar = full + 8 * s;
         if (W_MN) {
 #pragma unroll
-          for (int c = 0; c < BN / NC; c++) {  // chunks of NC columns, each of BK rows; a part is BK / CM rows
-            const u32 at = to + c * (BK * NC * 2) + cx * (BK / CM * NC * 2);
-            if (CM == 1) load_tile(at, &args.W, tile_n + c * NC, k, bar);
-            else load_tile_for(to_col, at, &args.W, tile_n + c * NC, k + cx * (BK / CM), bar);
+          for (int c = 0; c < BN / 64; c++) {  // chunks of 64 columns, each of BK rows; a part is BK / CM rows
+            const u32 at = to + c * CHUNK + cx * (CHUNK / CM);
+            if (CM == 1) load_tile(at, &args.W, tile_n + c * 64, k, bar);
+            else load_tile_for(sharing, at, &args.W, tile_n + c * 64, k + cx * (BK / CM), bar);
           }
         } else {
           const u32 at = to + cx * (W_BYTES / CM);
           if (CM == 1) load_tile(at, &args.W, k, tile_n, bar);
-          else load_tile_for(to_col, at, &args.W, k, tile_n + cx * (BN / CM), bar);
+          else load_tile_for(sharing, at, &args.W, k, tile_n + cx * (BN / CM), bar);
         }
       };
       const int ahead = min(STAGES, count);
@@ -302,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
         if (++s == STAGES) s = 0, parity ^= 1;
       }
       // Nobody leaves while another may still say that a tile is free: all but the last block's are awaited.
-      for (int i = max(count - STAGES, 0); CM + CN > 2 && i < count - 1; i++) {
+      for (int i = max(count - STAGES, 0); CM > 1 && i < count - 1; i++) {
         barrier_wait(empty + 8 * s, parity, args.fault);
         if (++s == STAGES) s = 0, parity ^= 1;
       }
@@ -334,8 +330,6 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
   {
     const u32 a_0 = ring + group_m * 64 * BK * 2;
     const u32 w_0 = ring + A_BYTES + group_n * WN * BK * 2;
-    const u32 sender = lane < CM ? lane + CM * (cy + CN * cz)
-                                 : cx + CM * ((lane - CM + (lane - CM >= cy)) + CN * cz);
     for (int i = 0, s = 0, parity = 0; i < count; i++) {
       barrier_wait(full + 8 * s, parity, args.fault);
       // In a cluster an address of shared memory has the CTA's rank in its upper bits.
@@ -348,10 +342,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
       asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
       if (i > 0) {  // the products of the block before are done: its tiles may be replaced
         const u32 bar = empty + 8 * (s == 0 ? STAGES - 1 : s - 1);
-        if (CM + CN == 2) {
+        if (CM == 1) {
           if (lane == 0) barrier_arrive(bar);
-        } else if (lane < CM + CN - 1) {
-          barrier_arrive_at(bar, sender);
+        } else if (lane < CM) {
+          barrier_arrive_at(bar, lane + CM * cz);
         }
       }
       if (++s == STAGES) s = 0, parity ^= 1;
@@ -384,8 +378,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
 #pragma unroll
         for (int i = 0; i < JF * 2; i++) sums[0][i] = part[i];
       } else {
-        const u32 to = in_cta(exchange + ((t ^ mine) - 1) * X_BYTES + thread * 16, cx + CM * (cy + CN * t));
-        const u32 bar = in_cta(arrived, cx + CM * (cy + CN * t));
+        const u32 to = in_cta(exchange + ((t ^ mine) - 1) * X_BYTES + thread * 16, cx + CM * t);
+        const u32 bar = in_cta(arrived, cx + CM * t);
 #pragma unroll
         for (int i = 0; i < X_WORDS; i += 4) {
           u32 v[4];

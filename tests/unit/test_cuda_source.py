@@ -1,0 +1,137 @@
+"""The kernels in CUDA without a GPU: which plan asks for them, the text, the cache of machine code."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from mulstm.ops import cuda_driver, cuda_source
+from mulstm.ops.cuda_source import CompileError, Variant
+from mulstm.ops.triton_plan import PLAIN, Form, Plan, Tile, plan_of
+
+SIZES = [(1920, 1), (1920, 128), (1920, 129), (1920, 256), (2816, 100), (2816, 256), (4096, 320)]
+
+
+def variants(plan: Plan) -> list[Variant]:
+    """What a plan launches."""
+    found = []
+    for place, form in (("m", plan.m), ("gates", plan.gates), ("dm", plan.dm), ("cell", plan.dh)):
+        if isinstance(form, Form):
+            back = place in ("dm", "cell")
+            found.append(Variant(form, place if form.fused else "sums", rows_are_k=back, mask=True))
+    return found
+
+
+@pytest.mark.parametrize(("H", "B"), SIZES)
+def test_forms_fit_the_machine(H: int, B: int) -> None:
+    plan = plan_of(H, B, cuda=True)
+    assert plan.uses_cuda
+    for variant in variants(plan):
+        form = variant.form
+        assert variant.shared + 1024 <= cuda_source.LARGEST_SHARED
+        assert form.CM * form.CS <= 8  # what every Hopper allows
+        assert form.BM % 64 == 0
+        assert variant.columns % (64 if variant.rows_are_k or variant.epilogue == "gates" else 16) == 0
+        assert variant.columns <= 256
+        rows, columns, K = variant.grid(B, 4 * H if variant.epilogue == "gates" else H)
+        assert rows % form.CM == K % form.CS == 0
+        assert rows * form.BM >= B
+        assert columns * form.BN >= H
+
+
+@pytest.mark.parametrize(("H", "B"), [(512, 256), (1152, 64), (1920, 321), (5000, 64)])
+def test_other_sizes_keep_their_kernels(H: int, B: int) -> None:
+    assert plan_of(H, B, cuda=True) == plan_of(H, B)
+    assert not plan_of(H, B).uses_cuda
+
+
+def test_without_them_the_plan_is_the_old_one() -> None:
+    assert isinstance(plan_of(1920, 256).gates, Tile)
+    assert not PLAIN.uses_cuda
+
+
+def test_text() -> None:
+    variant = Variant(Form(128, 96, 5, CM=2, CS=2, fp32=True), "m", save=False)
+    text = variant.text()
+    assert "#define BN 96\n" in text
+    assert "#define XF32 1\n" in text
+    assert "#define SAVE 0\n" in text
+    assert "m64n96k16" in text
+    assert '"+f"(d[47])' in text
+    assert "/*WGMMA*/" not in text
+    assert "#include" not in text
+    assert text != Variant(Form(128, 96, 5, CM=2, CS=2), "m", save=False).text()
+
+
+def test_arguments_are_laid_out_as_in_the_text() -> None:
+    assert ctypes.sizeof(cuda_driver.Arguments) % 64 == 0
+    body = cuda_source._read("step.cu")
+    declared = body[body.index("struct Args {") : body.index("};", body.index("struct Args {"))]
+    at = -1
+    for name, _ in cuda_driver.Arguments._fields_[:-1]:
+        place = min(
+            p for sep in (" ", "*") for end in (",", ";") if (p := declared.find(sep + name + end)) > 0
+        )
+        assert place > at, name
+        at = place
+
+
+def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made: list[str] = []
+    monkeypatch.setattr(
+        cuda_source, "compiled", lambda text: made.append(text) or b"code of " + text.encode()
+    )
+    assert cuda_source.machine_code("one") == b"code of one"
+    assert cuda_source.machine_code("one") == b"code of one"
+    assert cuda_source.machine_code("two") == b"code of two"
+    assert made == ["one", "two"]
+    kept = sorted((tmp_path / "mulstm" / "kernels").iterdir())
+    assert [path.suffix for path in kept] == [".cubin", ".cubin"]
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-1])
+    assert cuda_source.machine_code("one") == b"code of one"
+    assert made == ["one", "two", "one"]
+    assert cuda_source.machine_code("one") == b"code of one"
+    assert made == ["one", "two", "one"]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mulstm").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cuda_source, "compiled", lambda text: b"code")
+    assert cuda_source.machine_code("one") == b"code"
+
+
+def test_why_not() -> None:
+    assert cuda_driver.why_not(torch.device("cpu")) == "they need an NVIDIA GPU"
+    assert not cuda_driver.failed(torch.device("cpu"))
+
+
+def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise OSError("not there")
+
+    monkeypatch.setattr(cuda_source.site, "getsitepackages", list)
+    monkeypatch.setattr(cuda_source.sys, "path", [])
+    monkeypatch.setattr(cuda_source.ctypes, "CDLL", missing)
+    cuda_source._library.cache_clear()
+    try:
+        with pytest.raises(CompileError, match="no NVRTC"):
+            cuda_source.compiled("text")
+    finally:
+        cuda_source._library.cache_clear()
+
+
+def test_compiles_where_there_is_a_compiler() -> None:
+    try:
+        cuda_source._library()
+    except CompileError:
+        pytest.skip("no NVRTC library")
+    for variant in variants(plan_of(1920, 256, cuda=True)):
+        assert cuda_source.compiled(variant.text()).startswith(b"\x7fELF")
+    with pytest.raises(CompileError, match="error"):
+        cuda_source.compiled("this is no program")
