@@ -140,7 +140,7 @@ _CUDA: tuple[tuple[int, int, Plan], ...] = (
         128,
         Plan(
             m=Form(128, 96, 5, CS=4, fp32=True),
-            gates=Form(64, 192, 6, CM=2, WGN=3),
+            gates=Form(64, 192, 6, CM=2, WGN=3, ahead=2),
             dm=Tile(128, 128, 128, 8, 3, split=6),
             dh=Tile(64, 64, 64, 4, 4, split=3),
             sums_bf16=True,
