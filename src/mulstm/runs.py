@@ -191,11 +191,12 @@ def _processor() -> str:
 def commit() -> str:
     """The commit of the source tree this package runs from ("+" when changed since).
 
-    Where there is no repository, as in a container, MULSTM_COMMIT may give it.
+    Where there is no repository, or another one's, as in a container, MULSTM_COMMIT gives it.
     """
     here = Path(__file__).parent
-    if not (here.parents[1] / ".git").exists():
-        return os.environ.get("MULSTM_COMMIT", "")
+    given = os.environ.get("MULSTM_COMMIT", "")
+    if given or not (here.parents[1] / ".git").exists():
+        return given
     try:
         described = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
