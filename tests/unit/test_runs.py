@@ -194,4 +194,6 @@ def test_the_commit_is_known_in_a_checkout(tmp_path: Path, monkeypatch: pytest.M
         ["-c", "user.name=x", "-c", "user.email=x@x.invalid", "commit", "-q", "--allow-empty", "-m", "x"],
     ):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    assert runs.commit() == "abc"
+    monkeypatch.delenv("MULSTM_COMMIT")
     assert len(runs.commit()) == 12
