@@ -72,6 +72,15 @@ def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[
     return _launcher(variant, m if early else h, W_zm, given, zx.stride(1))
 
 
+def product(x: Tensor, W: Tensor, out: Tensor, form: Form) -> Callable[[int], None]:
+    """Makes x_t @ W.T in out_t, and nothing else."""
+
+    def given(t: int) -> Fields:
+        yield "y0", out[t % out.shape[0]]
+
+    return _launcher(Variant(form, "sums"), x, W, given)
+
+
 def sums(x: Tensor, W: Tensor, form: Form) -> tuple[Tensor, Callable[[int], None]]:
     """Where x_t @ W comes to stand, in parts to be added, and the function that makes it."""
     out = x.new_empty(form.parts, x.shape[1], W.shape[1])

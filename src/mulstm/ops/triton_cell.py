@@ -4,8 +4,10 @@
 # (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 # Packed order: z's columns come in groups of 4 x GATE_BLOCK, one block of each gate for the same units, so
 # that one tile of a product holds all four gates of its units. A group's gates follow ops.reference.GATES.
@@ -17,6 +19,24 @@ STANDARD: tl.constexpr = tl.constexpr(0)
 INITIAL: tl.constexpr = tl.constexpr(1)
 INITIAL_TEXT: tl.constexpr = tl.constexpr(2)
 TANH: tl.constexpr = tl.constexpr(3)
+
+
+def to_packed(z: Tensor, blocks: int, HP: int) -> Tensor:
+    """z's last axis, blocks of H, padded to HP with zeros and in packed order."""
+    H = z.shape[-1] // blocks
+    z = torch.nn.functional.pad(z.reshape(*z.shape[:-1], blocks, H), (0, HP - H))
+    if blocks == 1:
+        return z.flatten(-2).contiguous()
+    groups = z.reshape(*z.shape[:-1], HP // GATE_BLOCK, GATE_BLOCK)
+    return groups.transpose(-3, -2).flatten(-3).contiguous()
+
+
+def from_packed(z: Tensor, blocks: int, H: int) -> Tensor:
+    """The inverse of to_packed."""
+    if blocks == 1:
+        return z[..., :H].contiguous()
+    groups = z.reshape(*z.shape[:-1], -1, blocks, GATE_BLOCK).transpose(-3, -2)
+    return groups.flatten(-2)[..., :H].flatten(-2)
 
 
 # The interpreter, which checks the kernels on a CPU, knows no machine instructions.

@@ -23,7 +23,7 @@ def plan_for(chunk: Chunk) -> Plan:
         if lanes and _works(chunk, Plan(lanes=lanes), "whole-chunk"):
             return Plan(lanes=lanes)
     if cuda_driver.why_not(chunk.zx.device) is None:
-        plan = plan_of(H, B, cuda=True)
+        plan = plan_of(H, B, cuda=True, px=chunk.px is not None)
         if not plan.uses_cuda or _works(chunk, plan, "CUDA step"):
             return plan
     return plan_of(H, B)
@@ -34,7 +34,7 @@ _WORKS: dict[tuple[Any, ...], bool] = {}
 
 def _works(chunk: Chunk, plan: Plan, name: str) -> bool:
     """Whether these kernels agree with cuBLAS and pointwise kernels here: tried once for each shape."""
-    there = (part is None for part in (chunk.mx, chunk.px, chunk.mask, chunk.b_h))
+    there = (None if part is None else part.dim() for part in (chunk.mx, chunk.px, chunk.mask, chunk.b_h))
     key = (chunk.zx.device, *chunk.h_0.shape, *there, chunk.unit, plan)
     if key not in _WORKS:
         if torch.cuda.is_current_stream_capturing():  # a trial reads results back, which a capture forbids
@@ -56,7 +56,7 @@ def agree(like: Chunk, one: Plan, other: Plan) -> bool:
     def drawn(x: Tensor | None, scale: float = 1.0, steps: int = 0) -> Any:
         if x is None:
             return None
-        shape = (steps, *x.shape[1:]) if steps else x.shape
+        shape = (steps, *x.shape[1:]) if steps and x.dim() == 3 else x.shape
         return (torch.randn(shape, generator=dice, device=x.device) * scale).to(x.dtype)
 
     H = like.h_0.shape[1]

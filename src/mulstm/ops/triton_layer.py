@@ -19,6 +19,7 @@ from mulstm.ops.triton_choice import plan_for
 from mulstm.ops.triton_pack import pack_rows, pack_vector, unpack_rows, unpack_vector
 from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import Chunk, Gradients, Saved, product_fp32
+from mulstm.ops.triton_vectors import pack_vectors, unpack_vectors
 
 Parameters = dict[str, Tensor]  # by the paper's names, with their gains
 ONES = 2  # columns of ones behind the input, for the two parts of the bias
@@ -54,9 +55,7 @@ class Packed:
     W_zm: Tensor | None = None  # (4 HP, HP)
     b: Tensor | None = None  # (HP + 4 HP)  where the input has no columns of ones
     b_h: Tensor | None = None  # (HP)  fp32
-    alpha: Tensor | None = None  # (4 HP)  MI-LSTM, bf16
-    beta_1: Tensor | None = None
-    beta_2: Tensor | None = None
+    vectors: Tensor | None = None  # (4, 4 HP) fp32: MI-LSTM's alpha, beta_1, beta_2 and b
     scales: dict[str, Tensor] = field(default_factory=dict)  # g / |v| of each parameter
 
 
@@ -77,8 +76,8 @@ def _places(spec: Spec, p: Parameters) -> list[tuple[str, str, int, int]]:
 def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Beside | None = None) -> Packed:
     """All of a layer's weights, for an input of that many columns.
 
-    Where the input brings columns of ones, the bias is a column of W_x; MI-LSTM's is added later. What the
-    input product does not need is packed beside it; the caller joins.
+    Where the input brings columns of ones, the bias is a column of W_x, but for MI-LSTM's. What the input
+    product does not need is packed beside it; the caller joins.
     """
     HP, device = spec.HP, p["W_zx"].device
     total = spec.blocks * HP + (HP if "W_mh" in p else 0)
@@ -101,20 +100,19 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Besi
             out = getattr(packed, matrix)[at : at + blocks * HP]
             gain = p.get("g" + name[1:])
             packed.scales[name] = pack_rows(p[name], gain, drop.get(name), bias, out, blocks)
-    if not augmented:
+    if "alpha" in p:
+        packed.vectors = pack_vectors(p, b_z, spec.blocks, HP)
+    elif not augmented:
         b = pack_vector(b_z, spec.blocks, HP)
         b = torch.cat([b.new_zeros(total - b.numel()), b])
         packed.b = b.to(torch.bfloat16)
-    for name in ("alpha", "beta_1", "beta_2"):
-        if name in p:
-            setattr(packed, name, pack_vector(p[name], spec.blocks, HP).to(torch.bfloat16))
     return packed
 
 
 def _input(spec: Spec, w: Packed, x: Tensor, low: Tensor | None) -> Tensor:
     """(rows, HP + 4 HP): mx and zx side by side, for MI-LSTM the bare product."""
     assert w.W_x is not None
-    if w.b is None or w.alpha is not None:
+    if w.b is None:
         y = torch.mm(x, w.W_x.t())
     else:
         y = torch.addmm(w.b, x, w.W_x.t())
@@ -132,21 +130,16 @@ def _chunk(
     c_0: Tensor,
     mask: Tensor | None,
     beside: Beside | None = None,
-) -> tuple[Chunk, Tensor]:
-    """What the loop is given, and the input product; the rest is made beside it, and the caller joins."""
+) -> Chunk:
+    """What the loop is given: the input product, and the rest made beside it; the caller joins."""
     B, HP = h_0.shape[0], spec.HP
     assert w.W_zm is not None
     with nullcontext() if beside is None else beside.fork():
         h_0, c_0, mask = (_pad(part, HP) for part in (h_0, c_0, mask))
-    wx = _input(spec, w, x, low)
-    y = wx.view(-1, B, wx.shape[1])
-    mx, zx, px = None, y, None
-    if w.W_mh is not None:
-        mx, zx = y[..., :HP], y[..., HP:]
-    if w.alpha is not None and w.beta_1 is not None and w.beta_2 is not None and w.b is not None:
-        px = torch.addcmul(w.beta_1, w.alpha, y)
-        zx = torch.addcmul(w.b, w.beta_2, y)
-    return Chunk(mx, zx, px, w.W_mh, w.W_zm, h_0, c_0, mask, w.b_h, spec.unit), wx
+    y = _input(spec, w, x, low)
+    y = y.view(-1, B, y.shape[1])
+    mx, zx = (None, y) if w.W_mh is None else (y[..., :HP], y[..., HP:])
+    return Chunk(mx, zx, w.vectors, w.W_mh, w.W_zm, h_0, c_0, mask, w.b_h, spec.unit)
 
 
 def _pad(x: Any, HP: int) -> Any:
@@ -160,7 +153,7 @@ def infer(
     spec: Spec, w: Packed, x: Tensor, low: Tensor | None, h_0: Tensor, c_0: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """h of all steps (T, B, HP) and the last h and c; nothing is kept for a backward."""
-    chunk, _ = _chunk(spec, w, x, low, h_0, c_0, mask)
+    chunk = _chunk(spec, w, x, low, h_0, c_0, mask)
     saved = steps.forward(chunk, plan_for(chunk), save=False)
     return saved.h[1:], saved.h[-1], saved.c_T
 
@@ -188,27 +181,26 @@ class LayerFunction(torch.autograd.Function):
         if ctx.needs_input_grad[3] and w.W_x is not None:
             with beside.fork():  # cuBLAS makes dx faster, by a sixth, where this matrix is transposed
                 W_xt = w.W_x.t().contiguous()
-        chunk, wx = _chunk(spec, w, x, low, h_0, c_0, mask, beside)
+        chunk = _chunk(spec, w, x, low, h_0, c_0, mask, beside)
         beside.join()
         plan = plan_for(chunk)
         saved = steps.forward(chunk, plan, save=True)
         ctx.save_for_backward(x, low, *parameters)
-        bare = wx if w.alpha is not None else None
-        ctx.kept = (spec, names, drop, w, W_xt, chunk, bare, saved, plan, c_0.shape)
+        ctx.kept = (spec, names, drop, w, W_xt, chunk, saved, plan, c_0.shape)
         ctx.set_materialize_grads(False)
         return saved.h[1:], saved.h[-1].clone(), saved.c_T.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        spec, names, drop, w, W_xt, chunk, wx, saved, plan, c_shape = ctx.kept
+        spec, names, drop, w, W_xt, chunk, saved, plan, c_shape = ctx.kept
         x, low, *parameters = ctx.saved_tensors
         p = dict(zip(names, parameters, strict=True))
         dh, dh_T, dc_T = grads
         dh = torch.zeros_like(saved.h[1:]) if dh is None else dh.contiguous()
         g = steps.backward(chunk, saved, dh, dh_T, dc_T, plan)
         H = spec.H
-        d = _vectors(spec, p, w, g, wx)
-        dy = g.dx.flatten(0, 1) if wx is None else _interaction(p, w, g, wx, d, spec)
+        d = _vectors(spec, w, g)
+        dy = g.dx.flatten(0, 1)
         beside = Beside(x.device)
         matrices, _kept = _matrices(spec, p, drop, w, saved, g, dy, x, low, beside)
         d |= matrices
@@ -222,9 +214,9 @@ class LayerFunction(torch.autograd.Function):
         return None, None, None, dx, dlow, dh_0, dc_0, None, *(d.get(name) for name in names)
 
 
-def _vectors(spec: Spec, p: Parameters, w: Packed, g: Gradients, wx: Tensor | None) -> Parameters:
-    """Gradients of b_z's part in the last tanh, and of b_z where no column of ones brings it."""
-    d: Parameters = {}
+def _vectors(spec: Spec, w: Packed, g: Gradients) -> Parameters:
+    """Gradients of b_z's part in the last tanh, of b_z where no column of ones brings it, and MI-LSTM's."""
+    d: Parameters = {} if g.dpx is None else unpack_vectors(g.dpx, spec.blocks, spec.H)
     if w.b is not None:
         db = _column_sums(g.dz.flatten(0, 1))
         d["b_z"] = unpack_vector(db, spec.blocks, spec.H)
@@ -238,21 +230,6 @@ def _column_sums(x: Tensor) -> Tensor:
     """Sums over rows in fp32, as a product: in a fixed order, and at the speed of memory."""
     ones = torch.ones(16, x.shape[0], dtype=x.dtype, device=x.device)
     return product_fp32(ones, x)[0]
-
-
-def _interaction(p: Parameters, w: Packed, g: Gradients, wx: Tensor, d: Parameters, spec: Spec) -> Tensor:
-    """MI-LSTM: the gradient of the bare product, and those of alpha and the betas."""
-    assert g.dpx is not None
-    assert w.alpha is not None
-    assert w.beta_2 is not None
-    dpx, dzx = g.dpx.flatten(0, 1), g.dz.flatten(0, 1)
-    for name, sums in (
-        ("alpha", _column_sums(dpx * wx)),
-        ("beta_1", _column_sums(dpx)),
-        ("beta_2", _column_sums(dzx * wx)),
-    ):
-        d[name] = unpack_vector(sums, spec.blocks, spec.H)
-    return torch.addcmul(dpx * w.alpha, dzx, w.beta_2)
 
 
 def _matrices(
@@ -282,7 +259,7 @@ def _matrices(
         kept.append(packed)
         with beside.fork():
             for name, _, at, blocks in (place for place in _places(spec, p) if place[1] == matrix):
-                bias = p["b_z"] if name == "W_zx" and w.b is None else None
+                bias = p["b_z"] if name == "W_zx" and w.b is None and w.vectors is None else None
                 gain = "g" + name[1:]
                 dv, dgain, dbias = unpack_rows(
                     packed, p[name], p.get(gain), w.scales[name], drop.get(name), bias, at, blocks

@@ -31,7 +31,7 @@ class Form:
     WGN: int = 1  # warpgroups side by side
     ahead: int = 1  # how much of what follows the product is loaded before it: 0, 1, 2
     fp32: bool = False  # sums exchanged in fp32 instead of bf16
-    fused: bool = True  # backward: with the pointwise work that follows
+    fused: bool = True  # gates and backward: with the pointwise work that follows
 
 
 @dataclass(frozen=True)
@@ -159,15 +159,32 @@ _CUDA: tuple[tuple[int, int, Plan], ...] = (
 )
 
 
+# MI-LSTM's, where W_zm h is made by itself: its tile need not hold whole gates. At 2304 the rows above would
+# need 144 CTAs, more than the chip takes at a time; these 128 forward and 120 back. Chosen by that estimate.
+_BARE: tuple[tuple[int, int, Plan], ...] = (
+    (
+        2304,
+        320,
+        Plan(
+            gates=Form(128, 144, 6, CM=2, fused=False),
+            dm=Form(128, 192, 5, CM=2, parts=5, fused=False),
+        ),
+    ),
+)
+
+
 def padded(H: int) -> int:
     """The width the kernels work at: a multiple of 128, of 32 for small layers."""
     step = 32 if H <= 512 else 128
     return -(-H // step) * step
 
 
-def plan_of(H: int, B: int, cuda: bool = False) -> Plan:
-    """The fastest plan measured at the nearest size that covers this one; `cuda` allows kernels in CUDA."""
-    for largest_H, largest_B, plan in _CUDA if cuda and H > NARROW else ():
+def plan_of(H: int, B: int, cuda: bool = False, px: bool = False) -> Plan:
+    """The fastest plan measured at the nearest size that covers this one; `cuda` allows kernels in CUDA.
+
+    `px`: for an MI-LSTM.
+    """
+    for largest_H, largest_B, plan in (_BARE * px + _CUDA) if cuda and H > NARROW else ():
         if largest_H >= H and largest_B >= B:
             return plan
     for largest_H, largest_B, plan in _TABLE:

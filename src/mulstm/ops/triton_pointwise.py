@@ -9,6 +9,11 @@ import triton.language as tl
 
 from mulstm.ops.triton_cell import TANH, cell_forward, cell_slopes, join_gates, split_gates
 
+# What multiplies the recurrent product: nothing, or MI-LSTM's px, given as it is or made from its vectors.
+NONE: tl.constexpr = tl.constexpr(0)
+GIVEN: tl.constexpr = tl.constexpr(1)
+VECTORS: tl.constexpr = tl.constexpr(2)
+
 
 @triton.jit
 def wait(PDL: tl.constexpr):
@@ -31,15 +36,36 @@ def m_forward(a, mx, m, stride_mx, B, H, BR: tl.constexpr, BU: tl.constexpr, PDL
 
 
 @triton.jit
+def input_side(zx, px, b, n, B, width, stride_zx, stride_px, PX: tl.constexpr):
+    """What is added to the recurrent product in z, and what multiplies it; with VECTORS zx is u = W_zx x."""
+    wide = (b < B) & (n < width)
+    x = tl.load(zx + b * stride_zx + n, mask=wide, other=0.0).to(tl.float32)
+    p = 1.0
+    if PX == GIVEN:
+        p = tl.load(px + b * stride_px + n, mask=wide, other=0.0).to(tl.float32)
+    if PX == VECTORS:
+        inside = n < width
+        alpha = tl.load(px + n, mask=inside, other=0.0)
+        beta_1 = tl.load(px + width + n, mask=inside, other=0.0)
+        beta_2 = tl.load(px + 2 * width + n, mask=inside, other=0.0)
+        bias = tl.load(px + 3 * width + n, mask=inside, other=0.0)
+        p = alpha * x + beta_1
+        x = beta_2 * x + bias
+    return x, p
+
+
+@triton.jit
 def gates_forward(
     r,  # (B, 4H)  W_zm m
-    zx, px, c_prev, mask, b_h,
-    z, r_kept, c, h,
+    zx,
+    px,  # GIVEN: (B, 4H); VECTORS: (4, 4H) fp32
+    c_prev, mask, b_h,
+    z, c, h,
     stride_zx, stride_px, B, H,
-    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, SAVE: tl.constexpr,
+    UNIT: tl.constexpr, PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, SAVE: tl.constexpr,
     BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """From the recurrent product to c and h; keeps z (and MI-LSTM's r) for the backward.
+    """From the recurrent product to c and h; keeps z for the backward, but for MI-LSTM's, which has r.
 
     z is read and written as a whole tile and split in registers: gate by gate each access would touch four
     times as many lines.
@@ -54,14 +80,12 @@ def gates_forward(
     wide = (b < B) & (n < width)
     at = b * H + u
     # All loads stand before the first store: the compiler cannot move one across it.
-    x = tl.load(zx + b * stride_zx + n, mask=wide, other=0.0).to(tl.float32)
+    x, p = input_side(zx, px, b, n, B, width, stride_zx, stride_px, PX)
     keep = tl.load(mask + at, mask=inside, other=0.0) if HAS_MASK else 1.0
     bias = tl.load(b_h + u, mask=u < H, other=0.0).to(tl.float32) if HAS_B else 0.0
-    p = tl.load(px + b * stride_px + n, mask=wide, other=0.0).to(tl.float32) if HAS_PX else 1.0
     wait(PDL)
-    r_t = tl.load(r + b * width + n, mask=wide, other=0.0)
     old = tl.load(c_prev + at, mask=inside, other=0.0) if UNIT != TANH else x
-    z_t = x + p * r_t.to(tl.float32)
+    z_t = x + p * tl.load(r + b * width + n, mask=wide, other=0.0).to(tl.float32)
     if UNIT == TANH:
         new, y = cell_forward(z_t, z_t, z_t, z_t, old, bias, UNIT)
     else:
@@ -70,23 +94,23 @@ def gates_forward(
     tl.store(h + at, (y * keep).to(h.dtype.element_ty), mask=inside)
     if UNIT != TANH:
         tl.store(c + at, new, mask=inside)
-    if SAVE:
+    if SAVE and PX == NONE:
         tl.store(z + b * width + n, z_t.to(z.dtype.element_ty), mask=wide)
-        if HAS_PX:
-            tl.store(r_kept + b * width + n, r_t, mask=wide)
 
 
 @triton.jit
 def gates_backward(
     dh_rec,  # (SPLIT, B, H) partial sums, from the step after
-    dh, z, c_prev, c, mask, b_h, px, r,
+    dh,
+    z,  # MI-LSTM: r, from which z is made again
+    c_prev, c, mask, b_h, zx, px,
     dc,  # (B, H) fp32, replaced
-    dz, dr, dpx, db_h,  # db_h: (B, H) fp32, added to
-    stride_dz, stride_px, B, H,
-    UNIT: tl.constexpr, HAS_PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr,
+    dz, dr, db_h,  # db_h: (B, H) fp32, added to
+    stride_dz, stride_zx, stride_px, B, H,
+    UNIT: tl.constexpr, PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr,
     SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """dz of a step from the gradient of its h and c."""
+    """dz of a step from the gradient of its h and c, and MI-LSTM's dr."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
     first = tl.program_id(1) * BU
     u = first + tl.arange(0, BU)[None, :]
@@ -97,6 +121,9 @@ def gates_backward(
     wide = (b < B) & (n < width)
     at = b * H + u
     z_t = tl.load(z + b * width + n, mask=wide, other=0.0).to(tl.float32)
+    if PX != NONE:
+        x, p = input_side(zx, px, b, n, B, width, stride_zx, stride_px, PX)
+        z_t = x + p * z_t
     d = tl.load(dh + at, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(b_h + u, mask=u < H, other=0.0).to(tl.float32) if HAS_B else 0.0
     keep = tl.load(mask + at, mask=inside, other=0.0).to(tl.float32) if HAS_MASK else 1.0
@@ -121,11 +148,8 @@ def gates_backward(
         tl.store(dc + at, d_c * f, mask=inside)
         d_z = join_gates(d_c * D_hat, d_c * D_i, d * D_o, d_c * D_f, BR, 4 * BU)
     tl.store(dz + b * stride_dz + n, d_z.to(dz.dtype.element_ty), mask=wide)
-    if HAS_PX:
-        p = tl.load(px + b * stride_px + n, mask=wide, other=0.0).to(tl.float32)
-        q = tl.load(r + b * width + n, mask=wide, other=0.0).to(tl.float32)
+    if PX != NONE:
         tl.store(dr + b * width + n, (d_z * p).to(dr.dtype.element_ty), mask=wide)
-        tl.store(dpx + b * width + n, (d_z * q).to(dpx.dtype.element_ty), mask=wide)
 
 
 @triton.jit

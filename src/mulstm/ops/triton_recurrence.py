@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.reference import State
-from mulstm.ops.triton_cell import GATE_BLOCK
+from mulstm.ops.triton_cell import to_packed
 from mulstm.ops.triton_choice import plan_for
 from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import Chunk, Saved
@@ -53,12 +53,12 @@ def recurrence(
     H = state.h.shape[1]
     HP = padded(H)
     k = zx.shape[2] // H
-    W_zm_p = _pad(_columns(W_zm.t(), k, H).t(), HP)
+    W_zm_p = _pad(to_packed(W_zm.t(), k, HP).t(), HP)
     W_mh_p = None if W_mh is None else torch.nn.functional.pad(W_mh, (0, HP - H, 0, HP - H))
     inputs = (
         _pad(mx, HP),
-        _columns(zx, k, H),
-        None if px is None else _columns(px, k, H),
+        to_packed(zx, k, HP),
+        None if px is None else to_packed(px, k, HP),
         W_mh_p,
         W_zm_p.contiguous(),
         _pad(state.h, HP).contiguous(),
@@ -74,16 +74,6 @@ def recurrence(
 
 def _pad(x: Any, HP: int) -> Any:
     return x if x is None else torch.nn.functional.pad(x, (0, HP - x.shape[-1]))
-
-
-def _columns(z: Tensor, k: int, H: int) -> Tensor:
-    """z's last axis, k blocks of H, padded and in packed order."""
-    HP = padded(H)
-    z = torch.nn.functional.pad(z.reshape(*z.shape[:-1], k, H), (0, HP - H))
-    if k == 1:
-        return z.flatten(-2).contiguous()
-    blocks = z.reshape(*z.shape[:-1], HP // GATE_BLOCK, GATE_BLOCK)
-    return blocks.transpose(-3, -2).flatten(-3).contiguous()
 
 
 @torch.library.custom_op("mulstm::triton_forward", mutates_args=())
@@ -124,7 +114,7 @@ def _(
         zx.new_empty(T + 1, B, H),
         torch.empty_like(c_0),
         c_0.new_empty(T + 1, *c_0.shape),
-        zx.new_empty(T, B, width, dtype=torch.float16),
+        zx.new_empty((T, B, width) if px is None else (0,), dtype=torch.float16),
         zx.new_empty(shape),
         zx.new_empty(shape),
         zx.new_empty((T, B, width) if px is not None else (0,)),

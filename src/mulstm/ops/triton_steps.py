@@ -15,10 +15,13 @@ from mulstm.ops import triton_pointwise as pointwise
 from mulstm.ops import triton_products as products
 from mulstm.ops import triton_small as small
 from mulstm.ops.triton_plan import Form, Plan, Tile
+from mulstm.ops.triton_vectors import through_vectors
 
+NONE, GIVEN, VECTORS = 0, 1, 2  # kinds of px, as in triton_pointwise
 UNITS = {"standard": 0, "initial": 1, "initial-text": 2, "tanh": 3}
 ROWS, COLUMNS, WARPS = 4, 256, 4  # a pointwise kernel's tile
 ROWS_BACK = 2  # so many that more CTAs find registers beside a product and load while it runs
+ROWS_VECTORS, COLUMNS_VECTORS = 8, 64  # as small, but MI-LSTM's vectors are read anew for fewer tiles of rows
 
 
 class Chunk(NamedTuple):
@@ -26,7 +29,9 @@ class Chunk(NamedTuple):
 
     mx: Tensor | None  # (T, B, H)
     zx: Tensor  # (T, B, 4H)
-    px: Tensor | None  # (T, B, 4H)
+    # MI-LSTM: what multiplies W_zm h, (T, B, 4H). Or alpha, beta_1, beta_2 and b, (4, 4H) fp32: then zx is
+    # u = W_zx x, and the kernels make px = alpha u + beta_1 and zx = beta_2 u + b of it.
+    px: Tensor | None
     W_mh: Tensor | None  # (H, H)
     W_zm: Tensor  # (4H, H)
     h_0: Tensor  # (B, H)
@@ -41,7 +46,7 @@ class Saved(NamedTuple):
 
     h: Tensor  # (T + 1, B, H)  from h_0 on
     c: Tensor  # (T + 1, B, H)  fp32, from c_0 on
-    z: Tensor  # (T, B, 4H)  fp16
+    z: Tensor  # (T, B, 4H)  fp16; not MI-LSTM, which makes it again of r
     a: Tensor  # (T, B, H)  W_mh h_{t-1}
     m: Tensor  # (T, B, H)
     r: Tensor  # (T, B, 4H)  W_zm m, MI-LSTM only
@@ -55,12 +60,12 @@ class Saved(NamedTuple):
 class Gradients(NamedTuple):
     """What the backward leaves, padded and packed like the chunk."""
 
-    dx: Tensor  # (T, B, H + 4H): dmx and dz side by side, or dz alone (MI-LSTM: dzx)
+    dx: Tensor  # (T, B, H + 4H): dmx and dz side by side, or dz alone
     dmx: Tensor | None  # view
-    dz: Tensor  # view
+    dz: Tensor  # view; zx's gradient, so that it is du where px are vectors
     dr: Tensor  # (T, B, 4H)  what multiplies W_zm: dz, but for MI-LSTM
     da: Tensor  # (T, B, H)
-    dpx: Tensor | None
+    dpx: Tensor | None  # shaped like px
     dh_0: Tensor
     dc_0: Tensor
     db_h: Tensor | None  # (B, H) fp32, to be summed over B
@@ -88,13 +93,30 @@ def _options(tile: Tile, pdl: bool) -> dict[str, Any]:
     }
 
 
+def _px_kind(px: Tensor | None) -> int:
+    if px is None:
+        return NONE
+    return VECTORS if px.dim() == 2 else GIVEN
+
+
+def _px_of(px: Tensor | None, t: int) -> tuple[Tensor | None, int]:
+    """What a kernel is given of px in step t, and its stride over the lanes."""
+    return (px[t], px.stride(1)) if px is not None and _px_kind(px) == GIVEN else (px, 0)
+
+
 class _Pointwise:
     """Grid and options of the pointwise kernels of one chunk."""
 
-    def __init__(self, B: int, H: int, rows: int = ROWS) -> None:
-        columns = min(COLUMNS, triton.next_power_of_2(H))
+    def __init__(self, B: int, H: int, rows: int = ROWS, columns: int = COLUMNS) -> None:
+        columns = min(columns, triton.next_power_of_2(H))
         self.grid = (triton.cdiv(B, rows), triton.cdiv(H, columns))
         self.rows, self.columns = rows, columns
+
+    @classmethod
+    def of(cls, chunk: Chunk, rows: int = ROWS) -> _Pointwise:
+        """For the gates; without vectors, tiles of so many rows."""
+        vectors = _px_kind(chunk.px) == VECTORS
+        return cls(*chunk.h_0.shape, *((ROWS_VECTORS, COLUMNS_VECTORS) if vectors else (rows,)))
 
     def options(self, pdl: bool) -> dict[str, Any]:
         return {"BR": self.rows, "BU": self.columns, "PDL": pdl, "launch_pdl": pdl, "num_warps": WARPS}
@@ -108,10 +130,10 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     kept = T if save else 1
     h = zx.new_empty(T + 1, B, H)
     c = zx.new_empty(places, B, c_0.shape[1], dtype=torch.float32)
-    z = zx.new_empty((T, B, width) if save else 0, dtype=torch.float16)
+    z = zx.new_empty((T, B, width) if save and px is None else 0, dtype=torch.float16)
     a = zx.new_empty((kept, B, H) if mx is not None else 0)
     m = torch.empty_like(a)
-    r = zx.new_empty((T, B, width) if save and px is not None else 0)
+    r = zx.new_empty((kept, B, width) if px is not None else 0)
     h[0].copy_(h_0)
     c[0].copy_(c_0)
     saved = Saved(h, c, z, a, m, r)
@@ -133,7 +155,9 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
 
 def _forward_step(chunk: Chunk, saved: Saved, plan: Plan, save: bool) -> Callable[[int], None]:
     """A function of t that makes the whole step."""
-    tile_z = plan.gates if chunk.px is None and chunk.unit != "tanh" else None
+    fusible = chunk.px is None and chunk.unit != "tanh"
+    bare = isinstance(plan.gates, Form) and not plan.gates.fused
+    tile_z = plan.gates if fusible or bare else None
     kernel_m = _m_step(chunk, saved, plan.m, save) if chunk.mx is not None else None
     kernel_z = _gates_step(chunk, saved, tile_z, save)
 
@@ -183,29 +207,31 @@ def _always_early(step: Callable[[int], None]) -> Callable[[int, bool], None]:
 
 def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool) -> Any:
     """A function of t that makes z_t, c_t and h_t."""
-    if isinstance(tile, Form):
+    if isinstance(tile, Form) and tile.fused:
         return _always_early(cuda_steps.gates_step(chunk, saved, tile, save))
     mx, zx, px, _, W_zm, _, _, mask, b_h, unit = chunk
     h, c, z, _, m, r = saved
+    operand = h if mx is None else m
     _, B, H = h.shape
     width = zx.shape[2]
     places = c.shape[0]
     flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None, "SAVE": save}
-    if tile is None:
-        work = _Pointwise(B, H)
-        scratch = zx.new_empty(B, width)
+    if tile is None or isinstance(tile, Form):
+        work = _Pointwise.of(chunk)
+        sums = zx.new_empty(1, B, width) if px is None else r
+        product = _product(operand, W_zm, sums, tile)
 
-        def plain(t: int, pdl: bool) -> None:
-            torch.mm(h[t] if mx is None else m[t % m.shape[0]], W_zm.t(), out=scratch)
+        def apart(t: int, pdl: bool) -> None:
+            product(t)
+            px_t, stride_px = _px_of(px, t)
             pointwise.gates_forward[work.grid](
-                scratch, zx[t], None if px is None else px[t], c[t % places], mask, b_h,
-                z[t] if save else z, r[t] if save and px is not None else r, c[(t + 1) % places], h[t + 1],
-                zx.stride(1), 0 if px is None else px.stride(1), B, H,
-                HAS_PX=px is not None, **flags, **work.options(pdl),
+                sums[t % sums.shape[0]], zx[t], px_t, c[t % places], mask, b_h,
+                z[t] if z.numel() else z, c[(t + 1) % places], h[t + 1],
+                zx.stride(1), stride_px, B, H,
+                PX=_px_kind(px), **flags, **work.options(pdl),
             )  # fmt: skip
 
-        return plain
-    operand = h if mx is None else m
+        return apart
     rows, W = _rows(operand, (tile.BM, tile.BK)), _matrix(W_zm, (tile.BN, tile.BK))
     more = _matrix(W_zm, (tile.more, tile.BK)) if tile.more else None
     grid = (triton.cdiv(B, tile.BM), triton.cdiv(width, tile.BN + tile.more))
@@ -222,6 +248,17 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool
     return fused
 
 
+def _product(x: Tensor, W: Tensor, out: Tensor, form: Form | None) -> Callable[[int], None]:
+    """A function of t that makes x_t @ W.T in out_t; both may have fewer places than there are steps."""
+    if form is not None:
+        return cuda_steps.product(x, W, out, form)
+
+    def plain(t: int) -> None:
+        torch.mm(x[t % x.shape[0]], W.t(), out=out[t % out.shape[0]])
+
+    return plain
+
+
 def backward(
     chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor | None, dc_T: Tensor | None, plan: Plan
 ) -> Gradients:
@@ -232,7 +269,6 @@ def backward(
     dx = zx.new_empty(T, B, width + (0 if mx is None else H))
     dmx, dz = (None, dx) if mx is None else (dx[..., :H], dx[..., H:])
     dr = dz if px is None else torch.empty_like(zx, memory_format=torch.contiguous_format)
-    dpx = None if px is None else torch.empty_like(dr)
     da = torch.empty_like(a)
     dc = torch.zeros_like(c_0) if dc_T is None else dc_T.clone()
     db_h = None if b_h is None else torch.zeros(B, H, dtype=torch.float32, device=zx.device)
@@ -246,25 +282,28 @@ def backward(
             0 if mx is None else mx.stride(1), dx.stride(1), T, B, H, small.SPINS,
             UNIT=UNITS[unit], HAS_M=mx is not None, HAS_MASK=mask is not None, **options,
         )  # fmt: skip
-        return Gradients(dx, dmx, dz, dr, da, dpx, dh_0, dc, db_h)
+        return Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
     dh_0 = torch.empty_like(h_0)
-    out = Gradients(dx, dmx, dz, dr, da, dpx, dh_0, dc, db_h)
+    out = Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
     # Likewise dc's copy stands between the first kernel and whatever made dh.
     step = _backward_step(chunk, saved, dh, dh_rec, out, plan)
     for t in range(T - 1, -1, -1):
         step(t)
-    return out
+    if px is None:
+        return out
+    vectors = _px_kind(px) == VECTORS
+    return out._replace(dpx=through_vectors(dz, saved.r, zx, px) if vectors else dz * saved.r)
 
 
 def _backward_step(
     chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor, out: Gradients, plan: Plan
 ) -> Callable[[int], None]:
     """A function of t that goes from dh_t and dc_t to those of the step before; the last gives dh_0."""
-    mx, _, px, W_mh, W_zm, h_0, _, mask, b_h, unit = chunk
-    _, c, z, _, _, r = saved
+    mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit = chunk
+    c, z = saved.c, saved.z if px is None else saved.r
     (B, H), T = h_0.shape, dh.shape[0]
-    _, _, dz, dr, da, dpx, dh_0, dc, db_h = out
-    work = _Pointwise(B, H, ROWS_BACK if plan.uses_cuda else ROWS)
+    _, _, dz, dr, da, _, dh_0, dc, db_h = out
+    work = _Pointwise.of(chunk, ROWS_BACK if plan.uses_cuda else ROWS)
     flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
     lstm = unit != "tanh"
     to_m = (
@@ -280,12 +319,12 @@ def _backward_step(
     dh_rec, split = dh_T, 1
 
     def gates(t: int) -> None:
+        px_t, stride_px = _px_of(px, t)
         pointwise.gates_backward[work.grid](
             dh_rec, dh[t], z[t], c[t] if lstm else c, c[t + 1] if lstm else c, mask, b_h,
-            None if px is None else px[t], None if px is None else r[t],
-            dc, dz[t], dr[t], None if dpx is None else dpx[t], db_h,
-            dz.stride(1), 0 if px is None else px.stride(1), B, H,
-            HAS_PX=px is not None, SPLIT=split, **flags, **work.options(plan.pdl),
+            zx[t], px_t, dc, dz[t], dr[t], db_h,
+            dz.stride(1), zx.stride(1), stride_px, B, H,
+            PX=_px_kind(px), SPLIT=split, **flags, **work.options(plan.pdl),
         )  # fmt: skip
 
     def step(t: int) -> None:
