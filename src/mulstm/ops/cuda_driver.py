@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mulstm.ops.cuda_source import BK, CompileError, Variant, machine_code
 
-CLUSTER, EARLY_LAUNCH, SHARED_MEMORY = 4, 6, 8  # the driver's names for attributes
+CLUSTER, EARLY_LAUNCH, SHARED_MEMORY, SHARED_SHARE = 4, 6, 8, 9  # the driver's names for attributes
 
 
 class LaunchError(Exception):
@@ -25,8 +25,10 @@ class Arguments(ctypes.Structure):
     _fields_ = (
         *((name, c_uint64 * 16) for name in ("A", "W")),
         *((name, c_void_p) for name in ("x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "fault")),
+        *((name, c_void_p) for name in ("far0", "far1", "far2")),
         *((name, c_int) for name in ("row", "B", "N", "blocks", "stride_x", "stride_y")),
-        ("rest", c_int * 6),
+        *((name, c_uint32) for name in ("bytes0", "bytes1", "bytes2")),
+        ("rest", c_int * 13),
     )
 
 
@@ -100,6 +102,8 @@ class Kernel:
         _check(cu.cuModuleGetFunction(byref(self.function), module, b"step_product"), "finding a kernel")
         shared = c_int(variant.shared)
         _check(cu.cuFuncSetAttribute(self.function, SHARED_MEMORY, shared), f"{variant.shared} bytes")
+        if form.share:
+            _check(cu.cuFuncSetAttribute(self.function, SHARED_SHARE, c_int(form.share)), "shared memory")
         self.attributes = (_Attribute * 2)()
         self.attributes[0].id, self.attributes[1].id = CLUSTER, EARLY_LAUNCH
         self.attributes[0].value[:3] = [form.CM, 1, form.CS]

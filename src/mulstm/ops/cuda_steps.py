@@ -36,6 +36,8 @@ def _launcher(
         arguments.row = t % places * B
         for name, tensor in given(t):
             setattr(arguments, name, None if tensor is None else tensor.data_ptr())
+            if name.startswith("far") and tensor is not None:
+                setattr(arguments, "bytes" + name[3:], tensor.nbytes)
         work.launch(arguments)
 
     return run
@@ -57,7 +59,7 @@ def m_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int]
 
 def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int], None]:
     """Makes z_t, c_t and h_t."""
-    mx, zx, _, _, W_zm, _, _, mask, b_h, unit = chunk
+    mx, zx, _, W_mh, W_zm, _, _, mask, b_h, unit = chunk
     h, c, z, _, m, _ = saved
     early = mx is not None
     variant = Variant(
@@ -68,6 +70,7 @@ def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[
     def given(t: int) -> Fields:
         yield from (("x0", zx[t]), ("x1", c[t % places]), ("x2", mask), ("x3", b_h))
         yield from (("y0", z[t] if save else None), ("y1", c[(t + 1) % places]), ("y2", h[t + 1]))
+        yield "far0", W_mh
 
     return _launcher(variant, m if early else h, W_zm, given, zx.stride(1))
 
@@ -81,14 +84,32 @@ def product(x: Tensor, W: Tensor, out: Tensor, form: Form) -> Callable[[int], No
     return _launcher(Variant(form, "sums"), x, W, given)
 
 
-def sums(x: Tensor, W: Tensor, form: Form) -> tuple[Tensor, Callable[[int], None]]:
+def sums(
+    x: Tensor, W: Tensor, form: Form, later: Callable[[int], Fields]
+) -> tuple[Tensor, Callable[[int], None]]:
     """Where x_t @ W comes to stand, in parts to be added, and the function that makes it."""
     out = x.new_empty(form.parts, x.shape[1], W.shape[1])
 
     def given(t: int) -> Fields:
         yield "y0", out
+        yield from later(t)
 
     return out, _launcher(Variant(form, "sums", rows_are_k=True), x, W, given)
+
+
+def after_dm(chunk: Chunk, saved: Saved) -> Callable[[int], Fields]:
+    """What the kernels behind dm read: W_mh, then z and both c of the step before."""
+
+    def later(t: int) -> Fields:
+        k = max(t - 1, 0)
+        yield from (("far0", chunk.W_mh), ("far1", saved.z[k]), ("far2", saved.c[k : k + 2]))
+
+    return later
+
+
+def nothing(t: int) -> Fields:
+    """For a product behind which nothing is asked for."""
+    return iter(())
 
 
 def dm_step(chunk: Chunk, saved: Saved, out: Gradients, form: Form) -> Callable[[int], None]:
@@ -96,9 +117,11 @@ def dm_step(chunk: Chunk, saved: Saved, out: Gradients, form: Form) -> Callable[
     mx, W_zm, dmx = chunk.mx, chunk.W_zm, out.dmx
     assert mx is not None
     assert dmx is not None
+    later = after_dm(chunk, saved)
 
     def given(t: int) -> Fields:
         yield from (("x0", mx[t]), ("x1", saved.a[t]), ("y0", out.da[t]), ("y1", dmx[t]))
+        yield from later(t)
 
     return _launcher(Variant(form, "dm", rows_are_k=True), out.dr, W_zm, given, mx.stride(1), dmx.stride(1))
 

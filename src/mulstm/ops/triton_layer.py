@@ -16,7 +16,7 @@ from torch import Tensor
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.triton_beside import Beside
 from mulstm.ops.triton_choice import plan_for
-from mulstm.ops.triton_pack import pack_rows, pack_vector, unpack_rows, unpack_vector
+from mulstm.ops.triton_pack import pack_rows, pack_vector, pad_columns, transposed, unpack_rows, unpack_vector
 from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import Chunk, Gradients, Saved, product_fp32
 from mulstm.ops.triton_vectors import pack_vectors, unpack_vectors
@@ -129,13 +129,12 @@ def _chunk(
     h_0: Tensor,
     c_0: Tensor,
     mask: Tensor | None,
-    beside: Beside | None = None,
 ) -> Chunk:
-    """What the loop is given: the input product, and the rest made beside it; the caller joins."""
+    """What the loop is given: the input product, padded states and mask."""
     B, HP = h_0.shape[0], spec.HP
     assert w.W_zm is not None
-    with nullcontext() if beside is None else beside.fork():
-        h_0, c_0, mask = (_pad(part, HP) for part in (h_0, c_0, mask))
+    # Not on the second stream: beside the product there is no room, and the loop would wait for them.
+    h_0, c_0, mask = (_pad(part, HP) for part in (h_0, c_0, mask))
     y = _input(spec, w, x, low)
     y = y.view(-1, B, y.shape[1])
     mx, zx = (None, y) if w.W_mh is None else (y[..., :HP], y[..., HP:])
@@ -146,7 +145,7 @@ def _pad(x: Any, HP: int) -> Any:
     """A (B, H) tensor with zeros up to the padded width; None and width 0 stay."""
     if x is None or x.shape[1] in (0, HP):
         return x
-    return torch.nn.functional.pad(x, (0, HP - x.shape[1]))
+    return pad_columns(x, HP)
 
 
 def infer(
@@ -180,8 +179,8 @@ class LayerFunction(torch.autograd.Function):
         W_xt = None
         if ctx.needs_input_grad[3] and w.W_x is not None:
             with beside.fork():  # cuBLAS makes dx faster, by a sixth, where this matrix is transposed
-                W_xt = w.W_x.t().contiguous()
-        chunk = _chunk(spec, w, x, low, h_0, c_0, mask, beside)
+                W_xt = transposed(w.W_x)
+        chunk = _chunk(spec, w, x, low, h_0, c_0, mask)
         beside.join()
         plan = plan_for(chunk)
         saved = steps.forward(chunk, plan, save=True)
@@ -197,7 +196,7 @@ class LayerFunction(torch.autograd.Function):
         p = dict(zip(names, parameters, strict=True))
         dh, dh_T, dc_T = grads
         dh = torch.zeros_like(saved.h[1:]) if dh is None else dh.contiguous()
-        g = steps.backward(chunk, saved, dh, dh_T, dc_T, plan)
+        g = steps.backward(chunk, saved, dh, dh_T, dc_T, plan, ctx.needs_input_grad[5])
         H = spec.H
         d = _vectors(spec, w, g)
         dy = g.dx.flatten(0, 1)

@@ -137,6 +137,42 @@ def unpack_rows(
     return dv, dgain, dbias
 
 
+@triton.jit
+def _transpose(x, out, ROWS, COLUMNS, TILE: tl.constexpr):
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
+    tile = tl.load(x + row[:, None] * COLUMNS + column[None, :], mask=inside)
+    inside = (column < COLUMNS)[:, None] & (row < ROWS)[None, :]
+    tl.store(out + column[:, None] * ROWS + row[None, :], tl.trans(tile), mask=inside)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """A contiguous copy of x's transpose, tile by tile: torch's own takes five times as long."""
+    rows, columns = x.shape
+    out = x.new_empty(columns, rows)
+    _transpose[(triton.cdiv(rows, 64), triton.cdiv(columns, 64))](x, out, rows, columns, TILE=64, num_warps=4)
+    return out
+
+
+@triton.jit
+def _pad(x, out, ROWS, K, KP, R: tl.constexpr, BK: tl.constexpr):
+    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+    k = tl.program_id(1) * BK + tl.arange(0, BK)[None, :]
+    y = tl.load(x + row * K + k, mask=(row < ROWS) & (k < K), other=0.0)
+    tl.store(out + row * KP + k, y, mask=(row < ROWS) & (k < KP))
+
+
+def pad_columns(x: Tensor, KP: int) -> Tensor:
+    """x with zeros up to KP columns, in one launch."""
+    rows, K = x.shape
+    out = x.new_empty(rows, KP)
+    _pad[(triton.cdiv(rows, 4), triton.cdiv(KP, 512))](
+        x.contiguous(), out, rows, K, KP, R=4, BK=512, num_warps=4
+    )
+    return out
+
+
 def pack_vector(v: Tensor, blocks: int, HP: int) -> Tensor:
     """A vector over z's rows (or over H) in packed order, padded with zeros."""
     out = v.new_zeros(blocks * HP)

@@ -260,9 +260,18 @@ def _product(x: Tensor, W: Tensor, out: Tensor, form: Form | None) -> Callable[[
 
 
 def backward(
-    chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor | None, dc_T: Tensor | None, plan: Plan
+    chunk: Chunk,
+    saved: Saved,
+    dh: Tensor,
+    dh_T: Tensor | None,
+    dc_T: Tensor | None,
+    plan: Plan,
+    to_start: bool = True,
 ) -> Gradients:
-    """The gradients of one chunk but for the weights', which are products over all steps."""
+    """The gradients of one chunk but for the weights', which are products over all steps.
+
+    Without `to_start` nobody wants dh_0, and it holds nothing.
+    """
     mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit = chunk
     c, z, a = saved.c, saved.z, saved.a
     (T, B, width), H = zx.shape, h_0.shape[1]
@@ -286,7 +295,7 @@ def backward(
     dh_0 = torch.empty_like(h_0)
     out = Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
     # Likewise dc's copy stands between the first kernel and whatever made dh.
-    step = _backward_step(chunk, saved, dh, dh_rec, out, plan)
+    step = _backward_step(chunk, saved, dh, dh_rec, out, plan, to_start)
     for t in range(T - 1, -1, -1):
         step(t)
     if px is None:
@@ -296,9 +305,9 @@ def backward(
 
 
 def _backward_step(
-    chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor, out: Gradients, plan: Plan
+    chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor, out: Gradients, plan: Plan, to_start: bool
 ) -> Callable[[int], None]:
-    """A function of t that goes from dh_t and dc_t to those of the step before; the last gives dh_0."""
+    """A function of t that goes from dh_t and dc_t to those of the step before; the last may give dh_0."""
     mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit = chunk
     c, z = saved.c, saved.z if px is None else saved.r
     (B, H), T = h_0.shape, dh.shape[0]
@@ -331,7 +340,11 @@ def _backward_step(
         nonlocal dh_rec, split
         if cell is None or t == T - 1:
             gates(t)
-        dh_rec, split = to_m(t, plan.pdl)
+        over = t == 0 and not to_start
+        if not over or mx is not None:
+            dh_rec, split = to_m(t, plan.pdl)
+        if over:
+            return
         if cell is not None and t > 0:
             cell(t)
         elif to_h is not None:
@@ -356,7 +369,8 @@ def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointw
             return da[t], 1
 
         return whole
-    product = _partial(out.dr, chunk.W_zm, plan.dm, plan.sums_bf16)
+    later = cuda_steps.after_dm(chunk, saved)
+    product = _partial(out.dr, chunk.W_zm, plan.dm, plan.sums_bf16, later)
 
     def apart(t: int, pdl: bool) -> tuple[Tensor, int]:
         dm, split = product(t, pdl)
@@ -369,12 +383,17 @@ def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointw
     return apart
 
 
-def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, bf16: bool) -> Any:
-    """A function of t that makes x_t @ W in partial sums, and says in how many."""
+def _partial(
+    x: Tensor, W: Tensor, tile: Tile | Form | None, bf16: bool, later: Any = cuda_steps.nothing
+) -> Any:
+    """A function of t that makes x_t @ W in partial sums, and says in how many.
+
+    `later` names what the kernels behind it read, for products that ask for it.
+    """
     _, B, K = x.shape
     N = W.shape[1]
     if isinstance(tile, Form):
-        parts, product = cuda_steps.sums(x, W, tile)
+        parts, product = cuda_steps.sums(x, W, tile, later)
 
         def in_cuda(t: int, pdl: bool) -> tuple[Tensor, int]:
             product(t)

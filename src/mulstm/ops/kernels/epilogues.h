@@ -1,5 +1,5 @@
 // What follows a product. before(): loads that depend on no kernel, or on one two kernels ago. after(): those
-// that depend on the kernel before. finish(): from the sums to memory. Shuffles stand outside all conditions.
+// that depend on the kernel before. ask(): brings into L2 what will be loaded behind the product. finish(): from the sums to memory. Shuffles stand outside all conditions.
 
 __device__ __forceinline__ void prefetch(const void *p, bool inside) {
   if (inside) asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
@@ -20,6 +20,7 @@ __device__ __forceinline__ char *pair(const void *x, const Place &o, int r, int 
 // y0: (parts, B, N) bf16
 struct Epilogue {
   __device__ __forceinline__ void before(const Args &, const Place &) {}
+  __device__ __forceinline__ void ask(const Args &, const Place &) {}
   __device__ __forceinline__ void after(const Args &, const Place &) {}
   __device__ __forceinline__ void between(const Args &, const Place &) {}
   __device__ __forceinline__ void finish(const Args &g, const Place &o, float (&s)[ROWS][JF * 2]) {
@@ -52,6 +53,7 @@ struct Epilogue {
   __device__ __forceinline__ void before(const Args &g, const Place &o) {
     if (AHEAD) read(g, o);
   }
+  __device__ __forceinline__ void ask(const Args &, const Place &) {}
   __device__ __forceinline__ void after(const Args &, const Place &) {}
   __device__ __forceinline__ void between(const Args &g, const Place &o) {
     if (!AHEAD) read(g, o);
@@ -101,12 +103,16 @@ struct Epilogue {
         if (C_EARLY) read_units(g.x1, old[r], g, o, r);
         if (AHEAD > 1 && HAS_MASK) read_units(g.x2, keep[r], g, o, r);
       }
-    } else {  // a quad asks for the 128 bytes of a group, and for its 64 of c
-      ALL(r, ROWS) ALL(k, G) {
-        const bool in = o.in[r] && o.n + k * 64 < g.N;
-        prefetch((const char *)g.x0 + 2 * ((long long)o.b[r] * g.stride_x + o.n + k * 64 + o.q * 16), in);
-        if (C_EARLY) prefetch((const char *)g.x1 + 4 * ((long long)o.b[r] * g.N / 4 + (o.n + k * 64) / 4 + (o.q & 1) * 8), in && o.q < 2);
-      }
+    }
+  }
+  __device__ __forceinline__ void ask(const Args &g, const Place &o) {
+    if (AHEAD) return;
+    ALL(r, ROWS) ALL(k, G) {  // a quad asks for the 128 bytes of a group, its 64 of c and its 64 of the mask
+      const bool in = o.in[r] && o.n + k * 64 < g.N;
+      prefetch((const char *)g.x0 + 2 * ((long long)o.b[r] * g.stride_x + o.n + k * 64 + o.q * 16), in);
+      const void *units = o.q < 2 ? g.x1 : g.x2;
+      const bool wanted = o.q < 2 ? C_EARLY || LATE : HAS_MASK && LATE;
+      prefetch((const char *)units + 4 * ((long long)o.b[r] * g.N / 4 + (o.n + k * 64) / 4 + (o.q & 1) * 8), in && wanted);
     }
   }
   __device__ __forceinline__ void after(const Args &g, const Place &o) {
@@ -197,17 +203,17 @@ struct Epilogue {
     if (HAS_MASK) read_units(g.x3, keep[r], g, o, r, first);
   }
   __device__ __forceinline__ void before(const Args &g, const Place &o) {
-    if (AHEAD) {
-      ALL(r, ROWS) read(g, o, r, 0);
-    } else {
-      ALL(r, ROWS) ALL(p, P) {
-        const int u = o.n + p * 16;
-        const bool in = o.in[r] && u < g.N;
-        const long long at = (long long)o.b[r] * g.N + u;
-        prefetch((const char *)g.x0 + 2 * (at * 4 + o.q * 16), in);
-        prefetch((const char *)(o.odd ? g.x1 : g.x2) + 4 * (at + (o.q / 2) * 8), in);
-        prefetch((const char *)g.x4 + 2 * at, in && o.q == 0);
-      }
+    if (AHEAD) ALL(r, ROWS) read(g, o, r, 0);
+  }
+  __device__ __forceinline__ void ask(const Args &g, const Place &o) {
+    if (AHEAD) return;
+    ALL(r, ROWS) ALL(p, P) {
+      const int u = o.n + p * 16;
+      const bool in = o.in[r] && u < g.N;
+      const long long at = (long long)o.b[r] * g.N + u;
+      prefetch((const char *)g.x0 + 2 * (at * 4 + o.q * 16), in);
+      prefetch((const char *)(o.odd ? g.x1 : g.x2) + 4 * (at + (o.q / 2) * 8), in);
+      prefetch((const char *)g.x4 + 2 * at, in && o.q == 0);
     }
   }
   __device__ __forceinline__ void after(const Args &, const Place &) {}
