@@ -254,6 +254,8 @@ class LanguageModel(Keeping):
             if isinstance(p, (int, float)) and p == 0:
                 return None
             u = torch.rand(shape, generator=generator, device=generator.device if generator else device)
+            if isinstance(p, Tensor) and packed.serves(self):
+                return packed.mask(u.to(device), p)
             return (u.to(device) >= p).float() / (1 - p)
 
         if not r.embedding and not (isinstance(dropout.embedding, (int, float)) and dropout.embedding == 0):

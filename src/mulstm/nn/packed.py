@@ -81,6 +81,13 @@ def run(
     return hs, tuple(states)
 
 
+def mask(u: Tensor, p: Tensor) -> Tensor:
+    """A dropout mask from uniform numbers, which drops the share p."""
+    from mulstm.ops.triton_masks import mask_of
+
+    return mask_of(u, p)
+
+
 def _spec(layer: Layer, from_symbols: bool) -> Any:
     from mulstm.ops.triton_layer import Spec
 

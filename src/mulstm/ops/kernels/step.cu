@@ -7,8 +7,8 @@
 // K: each adds up a part of the tile from all of them.
 // No header is included, so that NVRTC needs none.
 //
-// Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD LATE DEEP FAR XF32,
-// and the function wgmma() for WN columns (ops/cuda_source.py).
+// Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD LATE DEEP STREAM FAR
+// XF32, and the function wgmma() for WN columns (ops/cuda_source.py).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -119,24 +119,34 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity, int *fault) {
   }
 }
 
-__device__ __forceinline__ void load_tile(u32 to, const Map *map, int c0, int c1, u32 bar) {
+// What L2 does with a tile: keep it as long as others, or let it go first.
+constexpr u64 NORMAL = 0x1000000000000000ull, FIRST_OUT = 0x12f0000000000000ull;
+constexpr u64 W_STAYS = STREAM ? FIRST_OUT : NORMAL;
+
+__device__ __forceinline__ void load_tile(u32 to, const Map *map, int c0, int c1, u32 bar, u64 policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3}], [%4];"
-      ::"r"(to), "l"(map), "r"(c0), "r"(c1), "r"(bar) : "memory");
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3}], [%4], %5;"
+      ::"r"(to), "l"(map), "r"(c0), "r"(c1), "r"(bar), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ void load_tile_for(
-    unsigned short ctas, u32 to, const Map *map, int c0, int c1, u32 bar) {
+    unsigned short ctas, u32 to, const Map *map, int c0, int c1, u32 bar, u64 policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%2, %3}], [%4], %5;"
-      ::"r"(to), "l"(map), "r"(c0), "r"(c1), "r"(bar), "h"(ctas) : "memory");
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+      " [%0], [%1, {%2, %3}], [%4], %5, %6;"
+      ::"r"(to), "l"(map), "r"(c0), "r"(c1), "r"(bar), "h"(ctas), "l"(policy) : "memory");
+}
+
+// A descriptor is fetched at its first use, unless it is asked for.
+__device__ __forceinline__ void ask_for_map(const Map *map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // Into L2 only: a tile, or so many bytes, a multiple of 16.
-__device__ __forceinline__ void ask_for_tile(const Map *map, int c0, int c1) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1) : "memory");
+__device__ __forceinline__ void ask_for_tile(const Map *map, int c0, int c1, u64 policy) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.L2::cache_hint [%0, {%1, %2}], %3;"
+               ::"l"(map), "r"(c0), "r"(c1), "l"(policy) : "memory");
 }
 __device__ __forceinline__ void ask_for_bytes(const char *from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -258,6 +268,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
       barrier_expect(arrived, (CS - 1) * X_BYTES);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  } else if (thread == CONSUMERS + 1) {
+    ask_for_map(&args.W);
+    ask_for_map(&args.A);
   }
   __syncwarp();
   if (CLUSTER > 1) {  // no fence over all memory here: the barriers' own has been made
@@ -273,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
       for (int x = 0; x < CM; x++) sharing |= 1 << (x + CM * cz);
       auto load_A = [&](int i, int s) {
         const int k = (first + i) * BK;
-        load_tile(ring + s * STAGE_BYTES, &args.A, k, args.row + tile_m, full + 8 * s);
+        load_tile(ring + s * STAGE_BYTES, &args.A, k, args.row + tile_m, full + 8 * s, NORMAL);
       };
       auto load_W = [&](int i, int s) {
         const int k = (first + i) * BK;
@@ -282,13 +295,13 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
 #pragma unroll
           for (int c = 0; c < BN / 64; c++) {  // chunks of 64 columns, each of BK rows; a part is BK / CM rows
             const u32 at = to + c * CHUNK + cx * (CHUNK / CM);
-            if (CM == 1) load_tile(at, &args.W, tile_n + c * 64, k, bar);
-            else load_tile_for(sharing, at, &args.W, tile_n + c * 64, k + cx * (BK / CM), bar);
+            if (CM == 1) load_tile(at, &args.W, tile_n + c * 64, k, bar, W_STAYS);
+            else load_tile_for(sharing, at, &args.W, tile_n + c * 64, k + cx * (BK / CM), bar, W_STAYS);
           }
         } else {
           const u32 at = to + cx * (W_BYTES / CM);
-          if (CM == 1) load_tile(at, &args.W, k, tile_n, bar);
-          else load_tile_for(sharing, at, &args.W, k, tile_n + cx * (BN / CM), bar);
+          if (CM == 1) load_tile(at, &args.W, k, tile_n, bar, W_STAYS);
+          else load_tile_for(sharing, at, &args.W, k, tile_n + cx * (BN / CM), bar, W_STAYS);
         }
       };
       auto ask_for_W = [&](int i) {  // this CTA's part of a tile that has no place in the ring yet
@@ -296,9 +309,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
         if (i >= count) return;
         if (W_MN) {
 #pragma unroll
-          for (int c = 0; c < BN / 64; c++) ask_for_tile(&args.W, tile_n + c * 64, k + cx * (BK / CM));
+          for (int c = 0; c < BN / 64; c++) ask_for_tile(&args.W, tile_n + c * 64, k + cx * (BK / CM), W_STAYS);
         } else {
-          ask_for_tile(&args.W, k, tile_n + cx * (BN / CM));
+          ask_for_tile(&args.W, k, tile_n + cx * (BN / CM), W_STAYS);
         }
       };
       // Memory is not busy all the time. In the second half of its blocks each CTA asks for its share.
