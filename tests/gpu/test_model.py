@@ -24,6 +24,7 @@ MODELS = [
     ModelRecipe(hidden=90, cell="lstm", layers=2),
     ModelRecipe(hidden=90, cell="mlstm", layers=2, skip=True, embedding=20),
     ModelRecipe(hidden=90, cell="milstm"),
+    ModelRecipe(hidden=90, cell="milstm", layers=2, skip=True, embedding=20, weight_norm=True),
     ModelRecipe(hidden=1300, embedding=40, weight_norm=True),
 ]
 

@@ -22,6 +22,7 @@ CELLS = [
     ("mlstm", "initial-text"),
     ("lstm", "standard"),
     ("milstm", "standard"),
+    ("milstm", "initial"),
     ("rnn", "tanh"),
     ("mrnn", "tanh"),
 ]

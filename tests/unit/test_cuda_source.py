@@ -42,6 +42,19 @@ def test_forms_fit_the_machine(H: int, B: int) -> None:
         assert columns * form.BN >= H
 
 
+@pytest.mark.parametrize(("H", "B"), [(1280, 100), (1920, 256), (2304, 256)])
+def test_an_milstms_products_fit_the_chip_at_a_time(H: int, B: int) -> None:
+    plan = plan_of(H, B, cuda=True, px=True)
+    forward, back = variants(plan)
+    assert forward.epilogue == back.epilogue == "sums"
+    for variant, N in ((forward, 4 * H), (back, H)):
+        assert variant.shared + 1024 <= cuda_source.LARGEST_SHARED
+        assert variant.form.BN // variant.form.CM % 8 == 0  # a part of W's tile is whole rows of the swizzle
+        rows, columns, parts = variant.grid(B, N)
+        assert columns * variant.form.BN >= N
+        assert rows * columns * parts <= 132
+
+
 @pytest.mark.parametrize(("H", "B"), [(512, 256), (1152, 64), (1920, 321), (5000, 64)])
 def test_other_sizes_keep_their_kernels(H: int, B: int) -> None:
     assert plan_of(H, B, cuda=True) == plan_of(H, B)
@@ -131,7 +144,7 @@ def test_compiles_where_there_is_a_compiler() -> None:
         cuda_source._library()
     except CompileError:
         pytest.skip("no NVRTC library")
-    for variant in variants(plan_of(1920, 256, cuda=True)):
+    for variant in [v for px in (False, True) for v in variants(plan_of(1920, 256, cuda=True, px=px))]:
         assert cuda_source.compiled(variant.text()).startswith(b"\x7fELF")
     with pytest.raises(CompileError, match="error"):
         cuda_source.compiled("this is no program")

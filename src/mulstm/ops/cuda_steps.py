@@ -102,7 +102,8 @@ def after_dm(chunk: Chunk, saved: Saved) -> Callable[[int], Fields]:
 
     def later(t: int) -> Fields:
         k = max(t - 1, 0)
-        yield from (("far0", chunk.W_mh), ("far1", saved.z[k]), ("far2", saved.c[k : k + 2]))
+        z = saved.z[k] if saved.z.numel() else None  # none is kept where there is px
+        yield from (("far0", chunk.W_mh), ("far1", z), ("far2", saved.c[k : k + 2]))
 
     return later
 
