@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from mulstm import optim
+from mulstm.data.pairs import pairs_of, room_for
+from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel, Masks
 from mulstm.ops.reference import State
 from mulstm.parallel import Share
@@ -55,6 +57,7 @@ class Update:
         self.totals = torch.zeros(2, dtype=torch.float64, device=device)  # losses, gradient norms
         self.optimiser = optim.build(recipe.optimiser, self.named, self.rate)
         self.averaged: LanguageModel | None = copy.deepcopy(model) if train.ema else None
+        self.pairs: packed.Pairs | None = None  # of the chunk in the buffer, where they are of use
 
     def __call__(
         self, x: Symbols, y: Symbols, rate: float, blend: float = 1.0, first: Begins | None = None
@@ -91,7 +94,7 @@ class Update:
         if self.xy.shape[0] == 3:
             first = (self.xy[2] & BEGINS).bool()
             y = y.masked_fill((self.xy[2] & NOTHING).bool(), -1)
-        loss, after = self.model.loss(x, y, before, masks, first)
+        loss, after = self.model.loss(x, y, before, masks, first, self.pairs)
         # Summed over the processes, this is the mean over the symbols of all lanes.
         part = loss * self.share.part(None if first is None else y)
         part.backward()  # type: ignore[no-untyped-call]
@@ -136,7 +139,11 @@ class Update:
 
 
 class GraphedUpdate(Update):
-    """The same update, captured once and replayed. Its first calls run as they stand, and count."""
+    """The same update, captured once and replayed. Its first calls run as they stand, and count.
+
+    Where the pairs of lane and symbol are of use there is a graph for each round number of them: which one
+    runs depends on the chunk alone, so that a run that was interrupted goes on bit for bit.
+    """
 
     EAGER = 3  # calls before the capture: libraries load, the optimiser makes its state
     SLOTS = 4  # chunks on their way to the device at a time
@@ -145,11 +152,16 @@ class GraphedUpdate(Update):
         self, model: LanguageModel, recipe: Recipe, generator: torch.Generator, share: Share | None = None
     ) -> None:
         super().__init__(model, recipe, generator, share)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by rows for pairs
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.calls = 0
         self.slots = [torch.zeros_like(self.xy, device="cpu").pin_memory() for _ in range(self.SLOTS)]
         self.copied = [torch.cuda.Event() for _ in range(self.SLOTS)]  # type: ignore[no-untyped-call]
+        self.places = self.xy[0].numel() if packed.pairs_pay(model) and not recipe.data.records else 0
+        # pair and order of all places, then lane, symbol and first place of each pair
+        size = 5 * self.places + 1 if self.places else 0
+        self.numbers = torch.zeros(size, dtype=torch.int32, device=self.xy.device)
+        self.number_slots = [torch.zeros(size, dtype=torch.int32).pin_memory() for _ in range(self.SLOTS)]
 
     def load(self, x: Symbols, y: Symbols, first: Begins | None = None) -> None:
         """Through pinned memory, so that the host need not wait for the updates before."""
@@ -157,10 +169,31 @@ class GraphedUpdate(Update):
         self.copied[slot].synchronize()
         self._fill(self.slots[slot], x, y, first)
         self.xy.copy_(self.slots[slot], non_blocking=True)
+        if self.places:
+            self._fill_pairs(self.number_slots[slot], x[self.own])
         self.copied[slot].record()
 
+    def _fill_pairs(self, slot: Tensor, x: Symbols) -> None:
+        """Rows past the last pair have no places."""
+        found = pairs_of(np.ascontiguousarray(x, dtype=np.uint8))
+        rows, n = room_for(found), self.places
+        self.pairs = None
+        if rows:
+            host, self.pairs = self._parts(slot, rows), self._parts(self.numbers, rows)
+            for to, part, rest in zip(host, found, (0, 0, 0, 0, n), strict=True):
+                to.fill_(rest)
+                to[: part.shape[0]] = torch.from_numpy(part)
+            used = 2 * n + 3 * rows + 1
+            self.numbers[:used].copy_(slot[:used], non_blocking=True)
+
+    def _parts(self, numbers: Tensor, rows: int) -> packed.Pairs:
+        pair, order, lane, symbol, begin = torch.split(
+            numbers[: 2 * self.places + 3 * rows + 1], [self.places, self.places, rows, rows, rows + 1]
+        )
+        return packed.Pairs(lane, symbol, pair, order, begin)
+
     def step(self) -> None:
-        """Eager at first, on the side stream a capture wants; then the capture; then replays."""
+        """Eager at first, on the side stream a capture wants; then captures; then replays."""
         self.calls += 1
         if self.calls <= self.EAGER:
             self.stream.wait_stream(torch.cuda.current_stream())
@@ -168,14 +201,18 @@ class GraphedUpdate(Update):
                 super().step()
             torch.cuda.current_stream().wait_stream(self.stream)
             return
-        if self.graph is None:
+        rows = 0 if self.pairs is None else self.pairs.lane.shape[0]
+        if rows not in self.graphs:
             # Gradients made inside the capture live in the graph's own memory and stay where they are.
             self.optimiser.zero_grad(set_to_none=True)
-            self.graph = torch.cuda.CUDAGraph()
-            self.graph.register_generator_state(self.generator)
-            with torch.cuda.graph(self.graph):
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.generator)
+            # Graphs that run one after the other can use the same memory.
+            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+            with torch.cuda.graph(graph, pool=pool):
                 super().step()
-        self.graph.replay()
+            self.graphs[rows] = graph
+        self.graphs[rows].replay()
 
 
 def make(

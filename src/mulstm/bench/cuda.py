@@ -26,6 +26,7 @@ DEFINITIONS = {
     "percent_of_floor": "100 x the least time that products, memory and barriers of an H200 allow / the time",
     "symbols_per_second_per_parameter": "symbols/s x parameters: a model of more parameters may be slower in "
     "proportion",
+    "symbols": "update: random, as frequent as a text's, so that 100 of a lane are about 29 different ones",
     "peak_mib": "of the contender alone",
 }
 

@@ -63,7 +63,7 @@ class OurLayer:
         for p in self.p.values():
             p.grad = None
         h, _, _ = LayerFunction.apply(  # type: ignore[no-untyped-call]
-            self.spec, tuple(self.p), {}, self.x, None, *self.state, None, *self.p.values()
+            self.spec, tuple(self.p), {}, None, self.x, None, *self.state, None, *self.p.values()
         )
         self.h = h
         h.backward(self.dh)

@@ -104,10 +104,11 @@ class LanguageModel(Keeping):
         state: tuple[State, ...] | None = None,
         masks: Masks | None = None,
         first: Tensor | None = None,
+        pairs: packed.Pairs | None = None,  # of x, where the fused kernels are to use them
     ) -> tuple[Tensor, tuple[State, ...]]:
         """The mean nats of a symbol and the state after the chunk: on a GPU by fused kernels."""
         if packed.serves(self, first) and torch.is_grad_enabled():
-            hs, states = self._run_packed(x, state, masks, None)
+            hs, states = self._run_packed(x, state, masks, None, pairs)
             return packed.loss(self, hs, time_first(y), masks or Masks()), states
         logits, states = self(x, state, masks, first)
         nats = nn.functional.cross_entropy(
@@ -176,10 +177,11 @@ class LanguageModel(Keeping):
         state: tuple[State, ...] | None,
         masks: Masks | None,
         weights: packed.PackedWeights | None,
+        pairs: packed.Pairs | None = None,
     ) -> tuple[list[Tensor], tuple[State, ...]]:
         """h of every layer, time first and padded, and the states."""
         state = self.zero_state(x.shape[0]) if state is None else state
-        return packed.run(self, time_first(x).long(), state, masks or Masks(), weights)
+        return packed.run(self, time_first(x).long(), state, masks or Masks(), weights, pairs)
 
     def _packed(self, masks: Masks | None) -> packed.PackedWeights | None:
         """Packed weights, kept until a parameter changes; None where gradients or DropConnect are wanted."""

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from mulstm.nn.model import LanguageModel, Masks
 
 
+class Pairs(NamedTuple):
+    """data.pairs.Pairs on the device. Rows past the last pair have no places."""
+
+    lane: Tensor  # (P) int32
+    symbol: Tensor  # (P)
+    pair: Tensor  # (T * B)
+    order: Tensor  # (T * B)
+    first: Tensor  # (P + 1)
+
+
 class PackedWeights(NamedTuple):
     """What the parameters alone decide, ready for a chunk without gradients."""
 
@@ -35,6 +45,12 @@ def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
 
 
 _OBJECTIONS: dict[str, str | None] = {}
+WIDE = 512  # units; below, the input product is not worth a thought
+
+
+def pairs_pay(model: LanguageModel) -> bool:
+    """Whether training gains by making the input product once for each pair of lane and symbol."""
+    return model.recipe.hidden > WIDE and serves(model)
 
 
 def has_failed(device: torch.device) -> bool:
@@ -50,13 +66,18 @@ def run(
     state: tuple[State, ...],
     masks: Masks,
     weights: PackedWeights | None,
+    pairs: Pairs | None = None,
 ) -> tuple[list[Tensor], tuple[State, ...]]:
-    """h of every layer, (T, B, padded H), and the states. With `weights` there are no gradients."""
+    """h of every layer, (T, B, padded H), and the states. With `weights` there are no gradients.
+
+    With `pairs`, which must be those of x, what depends on a symbol is computed once for each pair.
+    """
     from mulstm.ops.triton_layer import LayerFunction, infer
     from mulstm.ops.triton_loss import EmbedFunction
 
+    symbols, lanes = (x.contiguous(), None) if pairs is None else (pairs.symbol, pairs.lane)
     rows: Tensor = EmbedFunction.apply(  # type: ignore[no-untyped-call]
-        x.contiguous(), model.embedding, masks.embedding, model.alphabet_size
+        symbols, lanes, model.embedding, masks.embedding, model.alphabet_size
     )
     hs: list[Tensor] = []
     states: list[State] = []
@@ -73,8 +94,9 @@ def run(
         else:
             p = dict(layer.named_parameters())
             drop = masks.weights[k] if masks.weights else {}
+            of = pairs if from_symbols else None
             h, h_T, c_T = LayerFunction.apply(  # type: ignore[no-untyped-call]
-                spec, tuple(p), drop, inputs, low, h_0, c_0, mask, *p.values()
+                spec, tuple(p), drop, of, inputs, low, h_0, c_0, mask, *p.values()
             )
         hs.append(h)
         states.append(State(h_T[:, : spec.H], c_T[:, : c_0.shape[1]]))

@@ -29,6 +29,16 @@ class Beside:
         with torch.cuda.stream(self.stream):
             yield
 
+    def mark(self) -> torch.cuda.Event:
+        """The work so far, for `until`."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self.stream)
+        return event
+
+    def until(self, mark: torch.cuda.Event) -> None:
+        """The current stream goes on when the work up to the mark is done."""
+        torch.cuda.current_stream().wait_event(mark)
+
     def join(self) -> None:
         """The current stream goes on when all of it is done."""
         torch.cuda.current_stream().wait_stream(self.stream)

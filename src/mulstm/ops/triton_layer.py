@@ -17,6 +17,7 @@ from mulstm.ops import triton_steps as steps
 from mulstm.ops.triton_beside import Beside
 from mulstm.ops.triton_choice import plan_for
 from mulstm.ops.triton_pack import pack_rows, pack_vector, pad_columns, transposed, unpack_rows, unpack_vector
+from mulstm.ops.triton_pairs import collect, spread
 from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import Chunk, Gradients, Saved, product_fp32
 from mulstm.ops.triton_vectors import pack_vectors, unpack_vectors
@@ -109,13 +110,15 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Besi
     return packed
 
 
-def _input(spec: Spec, w: Packed, x: Tensor, low: Tensor | None) -> Tensor:
-    """(rows, HP + 4 HP): mx and zx side by side, for MI-LSTM the bare product."""
+def _input(spec: Spec, w: Packed, x: Tensor, low: Tensor | None, index: Tensor | None) -> Tensor:
+    """(T * B, HP + 4 HP): mx and zx side by side, for MI-LSTM the bare product."""
     assert w.W_x is not None
     if w.b is None:
         y = torch.mm(x, w.W_x.t())
     else:
         y = torch.addmm(w.b, x, w.W_x.t())
+    if index is not None:
+        y = spread(y, index)
     if low is not None and w.W_l is not None:
         y.addmm_(low, w.W_l.t())
     return y
@@ -129,13 +132,14 @@ def _chunk(
     h_0: Tensor,
     c_0: Tensor,
     mask: Tensor | None,
+    index: Tensor | None = None,
 ) -> Chunk:
     """What the loop is given: the input product, padded states and mask."""
     B, HP = h_0.shape[0], spec.HP
     assert w.W_zm is not None
     # Not on the second stream: beside the product there is no room, and the loop would wait for them.
     h_0, c_0, mask = (_pad(part, HP) for part in (h_0, c_0, mask))
-    y = _input(spec, w, x, low)
+    y = _input(spec, w, x, low, index)
     y = y.view(-1, B, y.shape[1])
     mx, zx = (None, y) if w.W_mh is None else (y[..., :HP], y[..., HP:])
     return Chunk(mx, zx, w.vectors, w.W_mh, w.W_zm, h_0, c_0, mask, w.b_h, spec.unit)
@@ -166,7 +170,8 @@ class LayerFunction(torch.autograd.Function):
         spec: Spec,
         names: tuple[str, ...],
         drop: Parameters,
-        x: Tensor,  # (T * B, EP)
+        pairs: Any,  # nn.packed.Pairs, where the input has a row for each pair instead of each place
+        x: Tensor,  # (T * B or P, EP)
         low: Tensor | None,  # (T * B, HP)
         h_0: Tensor,
         c_0: Tensor,
@@ -177,40 +182,46 @@ class LayerFunction(torch.autograd.Function):
         beside = Beside(x.device)
         w = pack(spec, p, drop, x.shape[1], beside)
         W_xt = None
-        if ctx.needs_input_grad[3] and w.W_x is not None:
+        if ctx.needs_input_grad[4] and w.W_x is not None:
             with beside.fork():  # cuBLAS makes dx faster, by a sixth, where this matrix is transposed
                 W_xt = transposed(w.W_x)
-        chunk = _chunk(spec, w, x, low, h_0, c_0, mask)
+        index = None if pairs is None else pairs.pair
+        chunk = _chunk(spec, w, x, low, h_0, c_0, mask, index)
         beside.join()
         plan = plan_for(chunk)
         saved = steps.forward(chunk, plan, save=True)
         ctx.save_for_backward(x, low, *parameters)
-        ctx.kept = (spec, names, drop, w, W_xt, chunk, saved, plan, c_0.shape)
+        ctx.kept = (spec, names, drop, pairs, w, W_xt, chunk, saved, plan, c_0.shape)
         ctx.set_materialize_grads(False)
         return saved.h[1:], saved.h[-1].clone(), saved.c_T.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        spec, names, drop, w, W_xt, chunk, saved, plan, c_shape = ctx.kept
+        spec, names, drop, pairs, w, W_xt, chunk, saved, plan, c_shape = ctx.kept
         x, low, *parameters = ctx.saved_tensors
         p = dict(zip(names, parameters, strict=True))
         dh, dh_T, dc_T = grads
         dh = torch.zeros_like(saved.h[1:]) if dh is None else dh.contiguous()
-        g = steps.backward(chunk, saved, dh, dh_T, dc_T, plan, ctx.needs_input_grad[5])
+        g = steps.backward(chunk, saved, dh, dh_T, dc_T, plan, ctx.needs_input_grad[6])
         H = spec.H
         d = _vectors(spec, w, g)
         dy = g.dx.flatten(0, 1)
         beside = Beside(x.device)
-        matrices, _kept = _matrices(spec, p, drop, w, saved, g, dy, x, low, beside)
+        rows = dy
+        if pairs is not None:
+            with beside.fork():  # beside the products that do not need it
+                rows = collect(dy, pairs.order, pairs.first)
+        made = beside.mark()
+        matrices, _kept = _matrices(spec, p, drop, w, saved, g, dy, low, x, rows, made, beside)
         d |= matrices
-        dx = torch.mm(dy, W_xt.t()) if W_xt is not None else None
-        dlow = torch.mm(dy, w.W_l) if low is not None and ctx.needs_input_grad[4] else None
+        dx = torch.mm(rows, W_xt.t()) if W_xt is not None else None
+        dlow = torch.mm(dy, w.W_l) if low is not None and ctx.needs_input_grad[5] else None
         beside.join()
         if "b_h" in d:
             d["b_z"][:H] = d.pop("b_h")
-        dh_0 = g.dh_0[:, :H] if ctx.needs_input_grad[5] else None
-        dc_0 = g.dc_0[:, : c_shape[1]] if ctx.needs_input_grad[6] else None
-        return None, None, None, dx, dlow, dh_0, dc_0, None, *(d.get(name) for name in names)
+        dh_0 = g.dh_0[:, :H] if ctx.needs_input_grad[6] else None
+        dc_0 = g.dc_0[:, : c_shape[1]] if ctx.needs_input_grad[7] else None
+        return None, None, None, None, dx, dlow, dh_0, dc_0, None, *(d.get(name) for name in names)
 
 
 def _vectors(spec: Spec, w: Packed, g: Gradients) -> Parameters:
@@ -239,21 +250,26 @@ def _matrices(
     saved: Saved,
     g: Gradients,
     dy: Tensor,
-    x: Tensor,
     low: Tensor | None,
+    x: Tensor,
+    rows: Tensor,
+    made: torch.cuda.Event,
     beside: Beside,
 ) -> tuple[Parameters, list[Tensor]]:
     """Gradients of all matrices, their gains, and b_z; and what must be kept until the caller has joined.
 
-    Each product's gradient is unpacked beside the products that follow.
+    Each product's gradient is unpacked beside the products that follow. `rows` are dy's, or their sums for
+    the rows of x, which are there when they are `made`.
     """
     products = steps.weight_gradients(saved, g)
-    products["W_x"] = lambda: product_fp32(dy.t(), x)
+    products["W_x"] = lambda: product_fp32(rows.t(), x)
     if low is not None and w.W_l is not None:
         products["W_l"] = lambda: product_fp32(dy.t(), low)
     d: Parameters = {}
     kept: list[Tensor] = []
     for matrix, product in products.items():
+        if matrix == "W_x":
+            beside.until(made)
         packed = product()
         kept.append(packed)
         with beside.fork():

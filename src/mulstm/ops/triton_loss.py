@@ -22,8 +22,9 @@ R = 8  # rows of a program
 
 @triton.jit
 def _embed(
-    x, table, mask, out, rows, B, E, EP,
-    HAS_TABLE: tl.constexpr, HAS_MASK: tl.constexpr, R: tl.constexpr, BE: tl.constexpr,
+    x, lanes, table, mask, out, rows, B, E, EP,
+    HAS_TABLE: tl.constexpr, HAS_MASK: tl.constexpr, HAS_LANES: tl.constexpr,
+    R: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """R rows of the input: a symbol's (masked) embedding or its one-hot vector, then ones, then zeros."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
@@ -33,7 +34,8 @@ def _embed(
     if HAS_TABLE:
         y = tl.load(table + symbol * E + k, mask=inside, other=0.0)
         if HAS_MASK:
-            y *= tl.load(mask + (row % B) * E + k, mask=inside, other=0.0)
+            lane = tl.load(lanes + row, mask=row < rows, other=0) if HAS_LANES else row % B
+            y *= tl.load(mask + lane * E + k, mask=inside, other=0.0)
     else:
         y = tl.where(k == symbol, 1.0, 0.0)
     y = tl.where((k == E) | (k == E + 1), 1.0, y)
@@ -41,51 +43,57 @@ def _embed(
 
 
 @triton.jit
-def _masked(dx, mask, out, rows, B, E, EP, HAS_MASK: tl.constexpr, R: tl.constexpr, BE: tl.constexpr):
+def _masked(
+    dx, lanes, mask, out, rows, B, E, EP,
+    HAS_MASK: tl.constexpr, HAS_LANES: tl.constexpr, R: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
     """The gradient of R unmasked embeddings."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     k = tl.arange(0, BE)[None, :]
     inside = (row < rows) & (k < E)
     d = tl.load(dx + row * EP + k, mask=inside, other=0.0)
     if HAS_MASK:
-        d = (d * tl.load(mask + (row % B) * E + k, mask=inside, other=0.0)).to(out.dtype.element_ty)
+        lane = tl.load(lanes + row, mask=row < rows, other=0) if HAS_LANES else row % B
+        d = (d * tl.load(mask + lane * E + k, mask=inside, other=0.0)).to(out.dtype.element_ty)
     tl.store(out + row * EP + k, d, mask=(row < rows) & (k < EP))
 
 
 class EmbedFunction(torch.autograd.Function):
-    """The input's rows (T * B, EP) from symbols (T, B); without a table one-hot."""
+    """The input's rows (rows, EP) from symbols, (T, B) or with `lanes` (rows); without a table one-hot."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor | None, mask: Tensor | None, N: int) -> Tensor:
-        T, B = x.shape
+    def forward(
+        ctx: Any, x: Tensor, lanes: Tensor | None, table: Tensor | None, mask: Tensor | None, N: int
+    ) -> Tensor:
+        rows = x.numel()
         E = N if table is None else table.shape[1]
-        out = torch.empty(T * B, wide(E), dtype=torch.bfloat16, device=x.device)
-        _embed[(triton.cdiv(T * B, R),)](
-            x, table, mask, out, T * B, B, E, wide(E),
-            HAS_TABLE=table is not None, HAS_MASK=mask is not None, R=R, BE=triton.next_power_of_2(wide(E)),
-            num_warps=4,
+        out = torch.empty(rows, wide(E), dtype=torch.bfloat16, device=x.device)
+        _embed[(triton.cdiv(rows, R),)](
+            x, lanes, table, mask, out, rows, x.shape[-1], E, wide(E),
+            HAS_TABLE=table is not None, HAS_MASK=mask is not None, HAS_LANES=lanes is not None,
+            R=R, BE=triton.next_power_of_2(wide(E)), num_warps=4,
         )  # fmt: skip
-        ctx.save_for_backward(x, mask)
-        ctx.shape = (N, E, None if table is None else table.dtype)
+        ctx.save_for_backward(x, lanes, mask)
+        ctx.shape = (N, E)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        if not ctx.needs_input_grad[1]:
-            return None, None, None, None
+        if not ctx.needs_input_grad[2]:
+            return None, None, None, None, None
         (dx,) = grads
-        x, mask = ctx.saved_tensors
-        N, E, _ = ctx.shape
-        T, B = x.shape
-        EP = dx.shape[1]
+        x, lanes, mask = ctx.saved_tensors
+        N, E = ctx.shape
+        rows, EP = dx.shape
         d = torch.empty_like(dx)
-        _masked[(triton.cdiv(T * B, R),)](
-            dx, mask, d, T * B, B, E, EP,
-            HAS_MASK=mask is not None, R=R, BE=triton.next_power_of_2(EP), num_warps=4,
+        _masked[(triton.cdiv(rows, R),)](
+            dx, lanes, mask, d, rows, x.shape[-1], E, EP,
+            HAS_MASK=mask is not None, HAS_LANES=lanes is not None,
+            R=R, BE=triton.next_power_of_2(EP), num_warps=4,
         )  # fmt: skip
         # As a product with the one-hot matrix: in a fixed order, unlike atomic additions.
-        hot = EmbedFunction.apply(x, None, None, N)
-        return None, product_fp32(hot.t(), d)[:N, :E], None, None
+        hot = EmbedFunction.apply(x, None, None, None, N)
+        return None, None, product_fp32(hot.t(), d)[:N, :E], None, None
 
 
 @triton.jit
