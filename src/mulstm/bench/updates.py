@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -61,10 +62,11 @@ def exact(model: LanguageModel) -> LanguageModel:
     return twin.train(model.training)
 
 
-def frequencies() -> np.typing.NDArray[np.float64]:
+def frequencies() -> npt.NDArray[np.float64]:
     """Of the symbols: like a text's, so that 100 of them are about 29 different ones, as in enwik8."""
-    p = (np.arange(N) + 3.0) ** -1.83
-    return p / p.sum()
+    p: npt.NDArray[np.float64] = (np.arange(N) + 3.0) ** -1.83
+    p /= p.sum()
+    return p
 
 
 class OurUpdate:
