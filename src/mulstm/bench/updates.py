@@ -64,9 +64,8 @@ def exact(model: LanguageModel) -> LanguageModel:
 
 def frequencies() -> npt.NDArray[np.float64]:
     """Of the symbols: like a text's, so that 100 of them are about 29 different ones, as in enwik8."""
-    p: npt.NDArray[np.float64] = (np.arange(N) + 3.0) ** -1.83
-    p /= p.sum()
-    return p
+    p = (np.arange(N) + 3.0) ** -1.83
+    return np.asarray(p / p.sum(), dtype=np.float64)
 
 
 class OurUpdate:
