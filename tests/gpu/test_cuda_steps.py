@@ -51,6 +51,28 @@ def test_are_chosen_and_need_not_save(B: int, H: int, m: bool) -> None:
     assert not cuda_driver.failed(chunk.zx.device)
 
 
+@pytest.mark.parametrize(("B", "H"), SIZES)
+@pytest.mark.parametrize("m", [True, False])
+def test_find_rows_by_an_index(B: int, H: int, m: bool) -> None:
+    if cuda_driver.why_not(torch.device("cuda", 0)) is not None:
+        pytest.skip("not a Hopper GPU")
+    chunk = chunk_of(B, H, m=m)
+    indexed = choice.by_rows(chunk, torch.Generator("cuda").manual_seed(0))
+    plan = choice.plan_for(indexed)
+    assert plan == plan_of(H, B, cuda=True)
+    assert steps.reads_rows(indexed, plan)
+    dh = torch.randn_like(chunk.zx[..., :H].contiguous())
+    one, other = (steps.forward(x, plan, True) for x in (indexed, chunk))
+    assert torch.equal(one.h, other.h)
+    assert torch.equal(one.z, other.z)
+    back = [steps.backward(x, other, dh, None, None, plan) for x in (indexed, chunk)]
+    assert torch.equal(back[0].dx, back[1].dx)
+    assert torch.equal(back[0].da, back[1].da)
+    short = steps.backward(indexed, other, dh, None, None, plan, to_start=False)
+    assert torch.equal(short.dx, back[0].dx)
+    assert torch.equal(short.da, back[0].da)
+
+
 def test_hold_in_a_graph() -> None:
     chunk = chunk_of(200, 1920)
     plan = choice.plan_for(chunk)

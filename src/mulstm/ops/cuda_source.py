@@ -41,6 +41,7 @@ class Variant:
     bias: bool = False
     save: bool = True
     early: bool = True  # another kernel ran since c_prev was written
+    indexed: bool = False  # rows of mx or zx are found by an index
 
     @property
     def columns(self) -> int:
@@ -74,7 +75,7 @@ class Variant:
             "LATE": form.late, "DEEP": form.deep, "STREAM": form.stream, "FAR": form.far,
             "W_MN": self.rows_are_k, "EPI": EPILOGUES[self.epilogue],
             "UNIT": UNITS[self.unit], "HAS_MASK": self.mask, "HAS_B": self.bias, "SAVE": self.save,
-            "C_EARLY": self.early,
+            "C_EARLY": self.early, "INDEXED": self.indexed,
         }  # fmt: skip
 
     def text(self) -> str:

@@ -43,36 +43,44 @@ def _launcher(
     return run
 
 
+def _rows_of(x: Tensor, chunk: Chunk, t: int) -> Fields:
+    """Where a step finds its rows of mx or zx."""
+    yield "x0", x[t] if chunk.rows is None else x
+    yield "rows", None if chunk.rows is None else chunk.rows[t]
+
+
 def m_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int], None]:
     """Makes a_t and m_t."""
     mx, W_mh = chunk.mx, chunk.W_mh
     assert mx is not None
     assert W_mh is not None
     a, m = saved.a, saved.m
+    variant = Variant(form, "m", save=save, indexed=chunk.rows is not None)
 
     def given(t: int) -> Fields:
         k = t % a.shape[0]
-        yield from (("x0", mx[t]), ("y0", a[k]), ("y1", m[k]))
+        yield from (*_rows_of(mx, chunk, t), ("y0", a[k]), ("y1", m[k]))
 
-    return _launcher(Variant(form, "m", save=save), saved.h, W_mh, given, mx.stride(1))
+    return _launcher(variant, saved.h, W_mh, given, mx.stride(-2))
 
 
 def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int], None]:
     """Makes z_t, c_t and h_t."""
-    mx, zx, _, W_mh, W_zm, _, _, mask, b_h, unit = chunk
+    mx, zx, _, W_mh, W_zm, _, _, mask, b_h, unit, rows = chunk
     h, c, z, _, m, _ = saved
     early = mx is not None
     variant = Variant(
-        form, "gates", unit=unit, mask=mask is not None, bias=b_h is not None, save=save, early=early
-    )
+        form, "gates", unit=unit, mask=mask is not None, bias=b_h is not None, save=save, early=early,
+        indexed=rows is not None,
+    )  # fmt: skip
     places = c.shape[0]
 
     def given(t: int) -> Fields:
-        yield from (("x0", zx[t]), ("x1", c[t % places]), ("x2", mask), ("x3", b_h))
+        yield from (*_rows_of(zx, chunk, t), ("x1", c[t % places]), ("x2", mask), ("x3", b_h))
         yield from (("y0", z[t] if save else None), ("y1", c[(t + 1) % places]), ("y2", h[t + 1]))
         yield "far0", W_mh
 
-    return _launcher(variant, m if early else h, W_zm, given, zx.stride(1))
+    return _launcher(variant, m if early else h, W_zm, given, zx.stride(-2))
 
 
 def product(x: Tensor, W: Tensor, out: Tensor, form: Form) -> Callable[[int], None]:
@@ -119,12 +127,13 @@ def dm_step(chunk: Chunk, saved: Saved, out: Gradients, form: Form) -> Callable[
     assert mx is not None
     assert dmx is not None
     later = after_dm(chunk, saved)
+    variant = Variant(form, "dm", rows_are_k=True, indexed=chunk.rows is not None)
 
     def given(t: int) -> Fields:
-        yield from (("x0", mx[t]), ("x1", saved.a[t]), ("y0", out.da[t]), ("y1", dmx[t]))
+        yield from (*_rows_of(mx, chunk, t), ("x1", saved.a[t]), ("y0", out.da[t]), ("y1", dmx[t]))
         yield from later(t)
 
-    return _launcher(Variant(form, "dm", rows_are_k=True), out.dr, W_zm, given, mx.stride(1), dmx.stride(1))
+    return _launcher(variant, out.dr, W_zm, given, mx.stride(-2), dmx.stride(1))
 
 
 def cell_step(chunk: Chunk, saved: Saved, dh: Tensor, out: Gradients, form: Form) -> Callable[[int], None]:

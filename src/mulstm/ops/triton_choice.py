@@ -11,7 +11,7 @@ from torch import Tensor
 from mulstm.ops import cuda_driver
 from mulstm.ops import triton_small as small
 from mulstm.ops.triton_plan import PLAIN, Plan, plan_of
-from mulstm.ops.triton_steps import Chunk, backward, forward
+from mulstm.ops.triton_steps import Chunk, backward, forward, reads_rows
 
 
 def plan_for(chunk: Chunk) -> Plan:
@@ -50,26 +50,47 @@ def _works(chunk: Chunk, plan: Plan, name: str) -> bool:
 
 
 def agree(like: Chunk, one: Plan, other: Plan) -> bool:
-    """Whether two plans give the same on three steps of random numbers, shaped like a chunk's."""
+    """Whether two plans give the same on three steps of random numbers, shaped like a chunk's.
+
+    A plan that can find rows by an index is tried both ways: a later chunk may want the other.
+    """
     dice = torch.Generator(like.zx.device).manual_seed(1)
 
-    def drawn(x: Tensor | None, scale: float = 1.0, steps: int = 0) -> Any:
+    def drawn(x: Tensor | None, scale: float = 1.0, shape: tuple[int, ...] | None = None) -> Any:
         if x is None:
             return None
-        shape = (steps, *x.shape[1:]) if steps and x.dim() == 3 else x.shape
-        return (torch.randn(shape, generator=dice, device=x.device) * scale).to(x.dtype)
+        return (torch.randn(shape or x.shape, generator=dice, device=x.device) * scale).to(x.dtype)
 
-    H = like.h_0.shape[1]
+    B, H = like.h_0.shape
+    every = (3, B, like.zx.shape[-1])
+    given = like.px is not None and like.px.dim() == 3
     chunk = Chunk(
-        drawn(like.mx, steps=3), drawn(like.zx, steps=3), drawn(like.px, steps=3), drawn(like.W_mh, H**-0.5),
-        drawn(like.W_zm, H**-0.5), drawn(like.h_0), drawn(like.c_0), drawn(like.mask), drawn(like.b_h),
-        like.unit,
+        drawn(like.mx, shape=(3, B, H)), drawn(like.zx, shape=every),
+        drawn(like.px, shape=every if given else None), drawn(like.W_mh, H**-0.5), drawn(like.W_zm, H**-0.5),
+        drawn(like.h_0), drawn(like.c_0), drawn(like.mask), drawn(like.b_h), like.unit,
     )  # fmt: skip
     dh = drawn(chunk.zx[..., :H].contiguous())
+    ways = [(chunk, other), (chunk, one), *([(by_rows(chunk, dice), one)] if reads_rows(chunk, one) else [])]
     results = []
-    for plan in (one, other):
-        saved = forward(chunk, plan, save=True)
-        results.append((saved.h.float(), backward(chunk, saved, dh, None, None, plan).dx.float()))
-    apart = [(a - b).norm() / b.norm() for a, b in zip(*results, strict=True)]
+    for tried, plan in ways:
+        saved = forward(tried, plan, save=True)
+        results.append((saved.h.float(), backward(tried, saved, dh, None, None, plan).dx.float()))
+    wanted, *found = results
+    apart = [(a - b).norm() / b.norm() for result in found for a, b in zip(result, wanted, strict=True)]
     failed = small.failed(like.zx.device) or cuda_driver.failed(like.zx.device)
     return not failed and all(float(x) < 0.02 for x in apart)
+
+
+def by_rows(chunk: Chunk, dice: torch.Generator) -> Chunk:
+    """The same chunk with its rows in another order, found by an index."""
+    T, B, _ = chunk.shape
+    order = torch.randperm(T * B, generator=dice, device=chunk.zx.device)
+
+    def moved(x: Tensor | None) -> Any:
+        if x is None:
+            return None
+        out = torch.empty_like(x.flatten(0, 1))
+        out[order] = x.flatten(0, 1)
+        return out
+
+    return chunk._replace(mx=moved(chunk.mx), zx=moved(chunk.zx), rows=order.int().view(T, B))

@@ -111,15 +111,14 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Besi
 
 
 def _input(spec: Spec, w: Packed, x: Tensor, low: Tensor | None, index: Tensor | None) -> Tensor:
-    """(T * B, HP + 4 HP): mx and zx side by side, for MI-LSTM the bare product."""
+    """(T * B or P, HP + 4 HP): mx and zx side by side, for MI-LSTM the bare product."""
     assert w.W_x is not None
     if w.b is None:
         y = torch.mm(x, w.W_x.t())
     else:
         y = torch.addmm(w.b, x, w.W_x.t())
-    if index is not None:
-        y = spread(y, index)
     if low is not None and w.W_l is not None:
+        y = y if index is None else spread(y, index)
         y.addmm_(low, w.W_l.t())
     return y
 
@@ -134,15 +133,32 @@ def _chunk(
     mask: Tensor | None,
     index: Tensor | None = None,
 ) -> Chunk:
-    """What the loop is given: the input product, padded states and mask."""
+    """What the loop is given: the input product, padded states and mask.
+
+    With an index, and no layer below, the product keeps a row for each pair.
+    """
     B, HP = h_0.shape[0], spec.HP
     assert w.W_zm is not None
     # Not on the second stream: beside the product there is no room, and the loop would wait for them.
     h_0, c_0, mask = (_pad(part, HP) for part in (h_0, c_0, mask))
     y = _input(spec, w, x, low, index)
-    y = y.view(-1, B, y.shape[1])
+    if index is None or low is not None:
+        y, index = y.view(-1, B, y.shape[1]), None
     mx, zx = (None, y) if w.W_mh is None else (y[..., :HP], y[..., HP:])
-    return Chunk(mx, zx, w.vectors, w.W_mh, w.W_zm, h_0, c_0, mask, w.b_h, spec.unit)
+    index = None if index is None else index.view(-1, B)
+    return Chunk(mx, zx, w.vectors, w.W_mh, w.W_zm, h_0, c_0, mask, w.b_h, spec.unit, index)
+
+
+def _every_place(chunk: Chunk) -> Chunk:
+    """For kernels that read no rows by an index: mx and zx of all places."""
+    if chunk.rows is None:
+        return chunk
+    HP, width = chunk.h_0.shape[1], chunk.zx.stride(0)
+    first = chunk.zx if chunk.mx is None else chunk.mx  # of one matrix, mx before zx
+    y = spread(first.as_strided((first.shape[0], width), (width, 1)), chunk.rows.flatten())
+    y = y.view(*chunk.rows.shape, width)
+    mx, zx = (None, y) if chunk.mx is None else (y[..., :HP], y[..., HP:])
+    return chunk._replace(mx=mx, zx=zx, rows=None)
 
 
 def _pad(x: Any, HP: int) -> Any:
@@ -189,6 +205,8 @@ class LayerFunction(torch.autograd.Function):
         chunk = _chunk(spec, w, x, low, h_0, c_0, mask, index)
         beside.join()
         plan = plan_for(chunk)
+        if not steps.reads_rows(chunk, plan):
+            chunk = _every_place(chunk)
         saved = steps.forward(chunk, plan, save=True)
         ctx.save_for_backward(x, low, *parameters)
         ctx.kept = (spec, names, drop, pairs, w, W_xt, chunk, saved, plan, c_0.shape)

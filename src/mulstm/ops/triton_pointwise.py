@@ -155,16 +155,17 @@ def gates_backward(
 @triton.jit
 def m_backward(
     dm,  # (SPLIT, B, H) partial sums
-    mx, a, da, dmx,
+    mx, rows, a, da, dmx,
     stride_mx, stride_dmx, B, H,
-    SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    INDEXED: tl.constexpr, SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """da and dmx from dm, whose partial sums are added in order."""
+    """da and dmx from dm, whose partial sums are added in order; INDEXED: lane b's row of mx is rows[b]."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
     u = tl.program_id(1) * BU + tl.arange(0, BU)[None, :]
     inside = (b < B) & (u < H)
     at = b * H + u
-    x = tl.load(mx + b * stride_mx + u, mask=inside, other=0.0).to(tl.float32)
+    row = tl.load(rows + b, mask=b < B, other=0).to(tl.int64) if INDEXED else b
+    x = tl.load(mx + row * stride_mx + u, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
     wait(PDL)
     d = tl.zeros([BR, BU], tl.float32)

@@ -27,8 +27,8 @@ ROWS_VECTORS, COLUMNS_VECTORS = 8, 64  # as small, but MI-LSTM's vectors are rea
 class Chunk(NamedTuple):
     """What the recurrence is given, H padded and z in packed order; mx and zx may be strided views."""
 
-    mx: Tensor | None  # (T, B, H)
-    zx: Tensor  # (T, B, 4H)
+    mx: Tensor | None  # (T, B, H), or (P, H) where rows are given
+    zx: Tensor  # (T, B, 4H), or (P, 4H)
     # MI-LSTM: what multiplies W_zm h, (T, B, 4H). Or alpha, beta_1, beta_2 and b, (4, 4H) fp32: then zx is
     # u = W_zx x, and the kernels make px = alpha u + beta_1 and zx = beta_2 u + b of it.
     px: Tensor | None
@@ -39,6 +39,20 @@ class Chunk(NamedTuple):
     mask: Tensor | None  # (B, H)  fp32
     b_h: Tensor | None  # (H)
     unit: str
+    rows: Tensor | None = None  # (T, B) int32: each place's row of mx and zx, for plans that `reads_rows`
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """T, B and z's width."""
+        T, B = (self.zx if self.rows is None else self.rows).shape[:2]
+        return T, B, self.zx.shape[-1]
+
+
+def reads_rows(chunk: Chunk, plan: Plan) -> bool:
+    """Whether this plan's kernels find the rows of mx and zx by an index."""
+    if chunk.px is not None or chunk.unit == "tanh" or not isinstance(plan.gates, Form):
+        return False
+    return plan.gates.fused and (chunk.mx is None or isinstance(plan.m, Form))
 
 
 class Saved(NamedTuple):
@@ -124,8 +138,8 @@ class _Pointwise:
 
 def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     """h of all steps, and what the backward wants where it is to be saved."""
-    mx, zx, px, W_mh, W_zm, h_0, c_0, mask, _, unit = chunk
-    (T, B, width), H = zx.shape, h_0.shape[1]
+    mx, zx, px, W_mh, W_zm, h_0, c_0, mask, _, unit, _ = chunk
+    (T, B, width), H = chunk.shape, h_0.shape[1]
     places = T + 1 if save else 2
     kept = T if save else 1
     h = zx.new_empty(T + 1, B, H)
@@ -209,7 +223,7 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool
     """A function of t that makes z_t, c_t and h_t."""
     if isinstance(tile, Form) and tile.fused:
         return _always_early(cuda_steps.gates_step(chunk, saved, tile, save))
-    mx, zx, px, _, W_zm, _, _, mask, b_h, unit = chunk
+    mx, zx, px, _, W_zm, _, _, mask, b_h, unit, _ = chunk
     h, c, z, _, m, r = saved
     operand = h if mx is None else m
     _, B, H = h.shape
@@ -272,9 +286,9 @@ def backward(
 
     Without `to_start` nobody wants dh_0, and it holds nothing.
     """
-    mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit = chunk
+    mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit, _ = chunk
     c, z, a = saved.c, saved.z, saved.a
-    (T, B, width), H = zx.shape, h_0.shape[1]
+    (T, B, width), H = chunk.shape, h_0.shape[1]
     dx = zx.new_empty(T, B, width + (0 if mx is None else H))
     dmx, dz = (None, dx) if mx is None else (dx[..., :H], dx[..., H:])
     dr = dz if px is None else torch.empty_like(zx, memory_format=torch.contiguous_format)
@@ -308,7 +322,7 @@ def _backward_step(
     chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor, out: Gradients, plan: Plan, to_start: bool
 ) -> Callable[[int], None]:
     """A function of t that goes from dh_t and dc_t to those of the step before; the last may give dh_0."""
-    mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit = chunk
+    mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit, rows = chunk
     c, z = saved.c, saved.z if px is None else saved.r
     (B, H), T = h_0.shape, dh.shape[0]
     _, _, dz, dr, da, _, dh_0, dc, db_h = out
@@ -331,8 +345,8 @@ def _backward_step(
         px_t, stride_px = _px_of(px, t)
         pointwise.gates_backward[work.grid](
             dh_rec, dh[t], z[t], c[t] if lstm else c, c[t + 1] if lstm else c, mask, b_h,
-            zx[t], px_t, dc, dz[t], dr[t], db_h,
-            dz.stride(1), zx.stride(1), stride_px, B, H,
+            zx[t] if rows is None else zx, px_t, dc, dz[t], dr[t], db_h,
+            dz.stride(1), zx.stride(-2), stride_px, B, H,
             PX=_px_kind(px), SPLIT=split, **flags, **work.options(plan.pdl),
         )  # fmt: skip
 
@@ -357,7 +371,7 @@ def _backward_step(
 
 def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointwise) -> Any:
     """A function of t that goes from dz_t to da_t and dmx_t."""
-    mx, a, da, dmx = chunk.mx, saved.a, out.da, out.dmx
+    mx, a, da, dmx, rows = chunk.mx, saved.a, out.da, out.dmx, chunk.rows
     assert mx is not None
     assert dmx is not None
     B, H = chunk.h_0.shape
@@ -374,9 +388,10 @@ def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointw
 
     def apart(t: int, pdl: bool) -> tuple[Tensor, int]:
         dm, split = product(t, pdl)
+        mx_t, rows_t = (mx[t], None) if rows is None else (mx, rows[t])
         pointwise.m_backward[work.grid](
-            dm, mx[t], a[t], da[t], dmx[t], mx.stride(1), dmx.stride(1), B, H,
-            SPLIT=split, **work.options(pdl),
+            dm, mx_t, rows_t, a[t], da[t], dmx[t], mx.stride(-2), dmx.stride(1), B, H,
+            INDEXED=rows is not None, SPLIT=split, **work.options(pdl),
         )  # fmt: skip
         return da[t], 1
 

@@ -10,6 +10,9 @@ __device__ __forceinline__ void prefetch(const void *p, bool inside) {
 __device__ __forceinline__ char *wide(const void *x, const Place &o, int r, int stride, int column) {
   return (char *)x + 2 * ((long long)o.b[r] * stride + column + o.wide);
 }
+__device__ __forceinline__ char *wide_x(const Args &g, const Place &o, int r, int column) {
+  return (char *)g.x0 + 2 * ((long long)o.x[r] * g.stride_x + column + o.wide);
+}
 __device__ __forceinline__ char *pair(const void *x, const Place &o, int r, int stride, int column) {
   return (char *)x + 4 * ((long long)o.b[r] * stride + column + o.q * 2);
 }
@@ -42,7 +45,7 @@ struct Epilogue {
   uint2 x[ROWS][P], y[ROWS][P];
   __device__ __forceinline__ void read(const Args &g, const Place &o) {
     ALL(r, ROWS) {
-      const char *mx = wide(g.x0, o, r, g.stride_x, o.n), *a = wide(g.x1, o, r, g.N, o.n);
+      const char *mx = wide_x(g, o, r, o.n), *a = wide(g.x1, o, r, g.N, o.n);
       ALL(p, P) {
         const bool in = o.in[r] && o.n + p * 16 < g.N;
         x[r][p] = load2(mx + p * 32, in);
@@ -89,7 +92,7 @@ struct Epilogue {
   uint2 x[ROWS][G][4], old[ROWS][G][2], keep[ROWS][G][2];
 
   __device__ __forceinline__ void read_x(const Args &g, const Place &o, int r) {
-    const char *zx = wide(g.x0, o, r, g.stride_x, o.n);
+    const char *zx = wide_x(g, o, r, o.n);
     ALL(k, G) ALL(i, 4) x[r][k][i] = load2(zx + k * 128 + i * 32, o.in[r] && o.n + k * 64 < g.N);
   }
   __device__ __forceinline__ void read_units(const void *from, uint2 (&to)[G][2], const Args &g, const Place &o, int r) {
@@ -109,7 +112,7 @@ struct Epilogue {
     if (AHEAD) return;
     ALL(r, ROWS) ALL(k, G) {  // a quad asks for the 128 bytes of a group, its 64 of c and its 64 of the mask
       const bool in = o.in[r] && o.n + k * 64 < g.N;
-      prefetch((const char *)g.x0 + 2 * ((long long)o.b[r] * g.stride_x + o.n + k * 64 + o.q * 16), in);
+      prefetch((const char *)g.x0 + 2 * ((long long)o.x[r] * g.stride_x + o.n + k * 64 + o.q * 16), in);
       const void *units = o.q < 2 ? g.x1 : g.x2;
       const bool wanted = o.q < 2 ? C_EARLY || LATE : HAS_MASK && LATE;
       prefetch((const char *)units + 4 * ((long long)o.b[r] * g.N / 4 + (o.n + k * 64) / 4 + (o.q & 1) * 8), in && wanted);

@@ -8,7 +8,7 @@
 // No header is included, so that NVRTC needs none.
 //
 // Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD LATE DEEP STREAM FAR
-// XF32, and the function wgmma() for WN columns (ops/cuda_source.py).
+// INDEXED XF32, and the function wgmma() for WN columns (ops/cuda_source.py).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -22,6 +22,7 @@ struct Args {
   const void *x0, *x1, *x2, *x3, *x4, *x5;  // what the epilogue reads, see there
   void *y0, *y1, *y2;                       // what it writes
   int *fault;                               // set to 1 by whoever waits in vain
+  const int *rows;                          // rows of the strided input, where they are not those of A (INDEXED)
   const char *far0, *far1, *far2;           // what a later kernel reads (FAR)
   int row;                                  // A's first row
   int B, N;                                 // rows and columns of the result
@@ -237,6 +238,7 @@ __device__ __forceinline__ uint2 from_memory(uint2 v, bool odd) {
 struct Place {
   int b[ROWS];      // rows of the result
   bool in[ROWS];
+  int x[ROWS];      // rows of the strided input
   int n;            // first of JF * 8 columns
   int q;            // thread of its quad
   bool odd;
@@ -362,6 +364,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
     for (int r = 0; r < ROWS; r++) {
       place.b[r] = row + (CS > 1 ? 8 * (cz & 1) : 8 * r);
       place.in[r] = place.b[r] < args.B;
+      place.x[r] = INDEXED && place.in[r] ? args.rows[place.b[r]] : place.b[r];
     }
     place.n = tile_n + group_n * WN + (cz >> 1) * JF * 8;
     place.q = lane % 4;
