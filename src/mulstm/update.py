@@ -65,7 +65,8 @@ class Update:
         """The mean nats a symbol before this update, a tensor that the next call overwrites."""
         self.load(x, y, first)
         self.rate.fill_(rate)
-        self.blend.fill_(blend)
+        if self.averaged is not None:
+            self.blend.fill_(blend)
         self.step()
         return self.loss
 
@@ -90,7 +91,7 @@ class Update:
         self.optimiser.zero_grad(set_to_none=True)
         masks = self._masks()
         before = self._surviving()
-        x, y, first = self.xy[0].long(), self.xy[1].long(), None
+        (x, y), first = self.xy[:2].long(), None
         if self.xy.shape[0] == 3:
             first = (self.xy[2] & BEGINS).bool()
             y = y.masked_fill((self.xy[2] & NOTHING).bool(), -1)
@@ -110,7 +111,7 @@ class Update:
                 for mean, parameter in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
                     mean.lerp_(parameter, self.blend.to(mean.dtype))
             self.loss.copy_(loss)
-            self.totals += torch.stack([part * self.share.count, norm]).double()
+            self.totals += torch.stack([part * self.share.count, norm])
 
     def _masks(self) -> Masks | None:
         """Drawn for the lanes of all processes, so that each draws the same and takes its own."""
