@@ -104,8 +104,9 @@ def _losses(
     row = tl.program_id(0) * R + tl.arange(0, R)
     n = tl.arange(0, BN)
     real = row < rows
-    inside = real[:, None] & (n < N)[None, :]
-    s = tl.load(logits + row[:, None] * NP + n[None, :], mask=inside, other=float("-inf"))
+    # Whole rows, so that loads are wide; what is behind the alphabet is no symbol.
+    s = tl.load(logits + row[:, None] * NP + n[None, :], mask=real[:, None] & (n < NP)[None, :], other=0.0)
+    s = tl.where((n < N)[None, :], s, float("-inf"))
     if HAS_BIAS:
         s += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
     top = tl.max(s, axis=1)
@@ -125,8 +126,9 @@ def _logit_gradients(
     row = tl.program_id(0) * R + tl.arange(0, R)
     n = tl.arange(0, BN)
     real = row < rows
-    inside = real[:, None] & (n < N)[None, :]
-    s = tl.load(logits + row[:, None] * NP + n[None, :], mask=inside, other=float("-inf"))
+    # Whole rows, so that loads are wide; what is behind the alphabet is no symbol.
+    s = tl.load(logits + row[:, None] * NP + n[None, :], mask=real[:, None] & (n < NP)[None, :], other=0.0)
+    s = tl.where((n < N)[None, :], s, float("-inf"))
     if HAS_BIAS:
         s += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
     p = tl.exp(s - tl.load(lse + row, mask=real, other=0.0)[:, None])
