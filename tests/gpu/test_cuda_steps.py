@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ pytest.importorskip("triton")
 from mulstm.ops import cuda_driver
 from mulstm.ops import triton_choice as choice
 from mulstm.ops import triton_steps as steps
-from mulstm.ops.triton_plan import plan_of
+from mulstm.ops.triton_plan import Form, plan_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,6 +74,22 @@ def test_find_rows_by_an_index(B: int, H: int, m: bool) -> None:
     short = steps.backward(indexed, other, dh, None, None, plan, to_start=False)
     assert torch.equal(short.dx, back[0].dx)
     assert torch.equal(short.da, back[0].da)
+
+
+@pytest.mark.parametrize(
+    "more", [{"deep": 8}, {"late": 12, "stream": True}, {"far": 1, "share": 100}, {"store": True}], ids=str
+)
+@pytest.mark.parametrize("B", [200, 256])
+def test_ways_to_memory_change_nothing(B: int, more: dict[str, Any]) -> None:
+    if cuda_driver.why_not(torch.device("cuda", 0)) is not None:
+        pytest.skip("not a Hopper GPU")
+    chunk = chunk_of(B, 2816)
+    plan = plan_of(2816, B, cuda=True)
+    assert isinstance(plan.gates, Form)
+    other = replace(plan, gates=replace(plan.gates, **more))
+    wanted, found = (steps.forward(chunk, p, True) for p in (plan, other))
+    for part in ("h", "c", "z"):
+        assert torch.equal(getattr(found, part), getattr(wanted, part)), part
 
 
 def test_hold_in_a_graph() -> None:

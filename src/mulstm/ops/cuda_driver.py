@@ -23,7 +23,7 @@ class Arguments(ctypes.Structure):
     """As in step.cu; the last field fills up a multiple of 64 bytes."""
 
     _fields_ = (
-        *((name, c_uint64 * 16) for name in ("A", "W")),
+        *((name, c_uint64 * 16) for name in ("A", "W", "Z")),
         *((name, c_void_p) for name in ("x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "fault")),
         *((name, c_void_p) for name in ("rows", "far0", "far1", "far2")),
         *((name, c_int) for name in ("row", "B", "N", "blocks", "stride_x", "stride_y")),
@@ -71,7 +71,7 @@ def why_not(device: torch.device) -> str | None:
 
 
 def tensor_map(x: Tensor, rows: int) -> Any:
-    """For copies of so many rows and 64 columns of a bf16 matrix, swizzled over their 128 bytes.
+    """For copies of so many rows and 64 columns of a 16-bit matrix, swizzled over their 128 bytes.
 
     Beyond the matrix a copy brings zeros.
     """

@@ -75,7 +75,7 @@ class Variant:
             "LATE": form.late, "DEEP": form.deep, "STREAM": form.stream, "FAR": form.far,
             "W_MN": self.rows_are_k, "EPI": EPILOGUES[self.epilogue],
             "UNIT": UNITS[self.unit], "HAS_MASK": self.mask, "HAS_B": self.bias, "SAVE": self.save,
-            "C_EARLY": self.early, "INDEXED": self.indexed,
+            "C_EARLY": self.early, "INDEXED": self.indexed, "STORE": form.store and self.save,
         }  # fmt: skip
 
     def text(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mulstm.ops.cuda_driver import Arguments, fault_flag, kernel
+from mulstm.ops.cuda_driver import Arguments, fault_flag, kernel, tensor_map
 from mulstm.ops.cuda_source import Variant
 from mulstm.ops.triton_plan import Form
 
@@ -24,8 +24,12 @@ def _launcher(
     given: Callable[[int], Fields],
     stride_x: int = 0,
     stride_y: int = 0,
+    copied: Tensor | None = None,  # (T, B, N)
 ) -> Callable[[int], None]:
-    """A function of t that multiplies x_t by W; `given` names the other tensors of a step."""
+    """A function of t that multiplies x_t by W; `given` names the other tensors of a step.
+
+    `copied` is written by the copy engine, 64 rows at a time.
+    """
     work = kernel(variant, x.device)
     base = work.arguments(x, W, fault_flag(x.device))
     base.stride_x, base.stride_y = stride_x, stride_y
@@ -34,6 +38,8 @@ def _launcher(
     def run(t: int) -> None:
         arguments = Arguments.from_buffer_copy(base)
         arguments.row = t % places * B
+        if copied is not None:
+            arguments.Z = tensor_map(copied[t], 64)
         for name, tensor in given(t):
             setattr(arguments, name, None if tensor is None else tensor.data_ptr())
             if name.startswith("far") and tensor is not None:
@@ -80,7 +86,8 @@ def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[
         yield from (("y0", z[t] if save else None), ("y1", c[(t + 1) % places]), ("y2", h[t + 1]))
         yield "far0", W_mh
 
-    return _launcher(variant, m if early else h, W_zm, given, zx.stride(-2))
+    copied = z if form.store and save else None
+    return _launcher(variant, m if early else h, W_zm, given, zx.stride(-2), copied=copied)
 
 
 def product(x: Tensor, W: Tensor, out: Tensor, form: Form) -> Callable[[int], None]:

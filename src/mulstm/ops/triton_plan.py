@@ -35,6 +35,7 @@ class Form:
     stream: bool = False  # W leaves L2 first: it would not stay until the next step anyway
     far: int = 0  # tensors of later kernels asked for into L2: W_mh; z and c of the step before
     share: int = 0  # percent of all shared memory that L1 leaves, for kernels beside it; 0: just enough
+    store: bool = False  # gates: z leaves through shared memory and the copy engine
     fp32: bool = False  # sums exchanged in fp32 instead of bf16
     fused: bool = True  # gates and backward: with the pointwise work that follows
 

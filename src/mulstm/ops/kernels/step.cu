@@ -8,7 +8,7 @@
 // No header is included, so that NVRTC needs none.
 //
 // Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD LATE DEEP STREAM FAR
-// INDEXED XF32, and the function wgmma() for WN columns (ops/cuda_source.py).
+// INDEXED STORE XF32, and the function wgmma() for WN columns (ops/cuda_source.py).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -18,7 +18,7 @@ struct alignas(64) Map {
 };
 
 struct Args {
-  Map A, W;
+  Map A, W, Z;                              // Z: what the epilogue writes by copies (STORE)
   const void *x0, *x1, *x2, *x3, *x4, *x5;  // what the epilogue reads, see there
   void *y0, *y1, *y2;                       // what it writes
   int *fault;                               // set to 1 by whoever waits in vain
@@ -61,6 +61,7 @@ static_assert(CS == 1 || X_WORDS % 4 == 0, "");
 static_assert(EPI != GATES || JF % 8 == 0, "");
 static_assert(!W_MN || WN % 64 == 0, "");
 static_assert(A_BYTES % 1024 == 0 && W_BYTES % 1024 == 0, "");
+static_assert(!STORE || WGN == 1 && CS == 1 && WN / 64 <= STAGES, "");
 
 // ---- machine instructions
 
@@ -137,6 +138,12 @@ __device__ __forceinline__ void load_tile_for(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
       " [%0], [%1, {%2, %3}], [%4], %5, %6;"
       ::"r"(to), "l"(map), "r"(c0), "r"(c1), "r"(bar), "h"(ctas), "l"(policy) : "memory");
+}
+
+// 64 x 64 numbers of 16 bits from shared memory, swizzled over their 128 bytes.
+__device__ __forceinline__ void store_tile(const Map *map, int c0, int c1, u32 from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
+               ::"l"(map), "r"(c0), "r"(c1), "r"(from) : "memory");
 }
 
 // A descriptor is fetched at its first use, unless it is asked for.
@@ -243,6 +250,7 @@ struct Place {
   int q;            // thread of its quad
   bool odd;
   int wide;         // where a thread's 4 columns of 16 begin
+  u32 own;          // the warpgroup's rows of A in the ring's first tile, which nobody else reads
 };
 
 #include "epilogues.h"
@@ -370,6 +378,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
     place.q = lane % 4;
     place.odd = lane & 1;
     place.wide = (lane & 1) * 8 + ((lane >> 1) & 1) * 4;
+    place.own = ring + group_m * 64 * BK * 2;
   }
   Epilogue epilogue;
   epilogue.before(args, place);
