@@ -299,8 +299,9 @@ def _require_same(recipe: Recipe, then: Recipe, folder: Path) -> None:
 
 def _tidy(folder: Path, update: int) -> None:
     """Takes away what a killed run left half-written, and its log lines after the last checkpoint."""
-    for left in folder.glob(".*.tmp"):
-        left.unlink()
+    # Ours end in .tmp; those that safetensors makes on the way begin with it.
+    for left in (*folder.glob(".*.tmp"), *folder.glob(".tmp*")):
+        left.unlink(missing_ok=True)
     lines = runs.read_log(folder)
     kept = [line for line in lines if line["update"] <= update]
     if len(kept) < len(lines):

@@ -118,6 +118,7 @@ def test_leftovers_of_a_killed_run_are_cleared(tiny: Tiny, tmp_path: Path) -> No
             {"update": 3, "train_bits_per_char": 1.0}
         )  # written after the last checkpoint: there is none
     (folder / ".last.safetensors.123.tmp").write_bytes(b"half")
+    (folder / ".tmp3lzKfk").write_bytes(b"half")
     _, resumed = run(recipe, tmp_path, resume_from="auto")
     assert resumed == folder
     assert not list(folder.glob(".*"))
