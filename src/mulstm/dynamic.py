@@ -37,7 +37,10 @@ class Settings:
     rate: float = 2e-4
     pull: float = 0.01  # towards the trained weights, after each segment
     epsilon: float = 1e-5
-    folded: bool = True  # the matrices themselves move; else what was trained: rows, gains and embedding
+    # Weight norm is multiplied away, so that the matrices themselves move; else their rows and gains do. The
+    # embedding stays: multiplied in, each symbol would have columns of its own, and a segment in which a rare
+    # one occurs would move them by a hundred times what the statistics of all text allow for.
+    folded: bool = True
 
 
 def gather_statistics(

@@ -106,7 +106,7 @@ def test_what_moves_may_be_the_matrices_or_what_was_trained(model, text) -> None
     """Both are the same function at first; what they learn differs, and progress tells the same sum."""
     split = text.split("test")
     found = []
-    for start in (model, model.folded()):
+    for start in (model, model.folded(embedding=False)):
         R = gather_statistics(start, text.split("train"), lanes=4, segment=7, batches=5)
         told = {}
         result = evaluate_dynamic(

@@ -69,11 +69,12 @@ RECIPES += [ModelRecipe(unit="initial", hidden=7, embedding=5, weight_norm=True)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.cell}-{r.unit}-{r.embedding}-{r.layers}")
-def test_folded_is_the_same_function(recipe: ModelRecipe) -> None:
+@pytest.mark.parametrize("embedding", [True, False])
+def test_folded_is_the_same_function(recipe: ModelRecipe, embedding: bool) -> None:
     model = make(recipe)
     x = torch.randint(9, (3, 11))
-    folded = model.folded()
-    assert folded.embedding is None
+    folded = model.folded(embedding)
+    assert (folded.embedding is None) == (embedding or not recipe.embedding)
     assert not any(".g_" in name for name, _ in folded.named_parameters())
     logits, state = model(x)
     again, end = folded(x)

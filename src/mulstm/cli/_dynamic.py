@@ -20,7 +20,7 @@ def evaluate(
     loaded: Checkpoint, part: Split, settings: Settings, symbols: int, data_dir: Path | None, quiet: bool
 ) -> Evaluation:
     """One stream of `part`, with a progress line; statistics of the training text are kept in the cache."""
-    model = loaded.model.folded().eval() if settings.folded else loaded.model
+    model = loaded.model.folded(embedding=False).eval() if settings.folded else loaded.model
     R = kept_statistics(
         cache_folder() / "statistics",
         model,

@@ -50,7 +50,7 @@ def command(
     epsilon: Annotated[float, typer.Option("--epsilon", min=0, help="Dynamic: added to the scale.")] = 1e-5,
     as_trained: Annotated[
         bool,
-        typer.Option("--as-trained", help="Dynamic: move rows, gains and embedding, not the matrices."),
+        typer.Option("--as-trained", help="Dynamic: move weight norm's rows and gains, not the matrices."),
     ] = False,
     device: Device = "auto",
     data_dir: DataDir = None,

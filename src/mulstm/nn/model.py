@@ -287,12 +287,15 @@ class LanguageModel(Keeping):
         self.forget()
 
     @torch.no_grad()
-    def folded(self) -> LanguageModel:
-        """The same function with the embedding and weight norm multiplied away."""
-        recipe = replace(self.recipe, embedding=0, weight_norm=False)
+    def folded(self, embedding: bool = True) -> LanguageModel:
+        """The same function with weight norm and, unless told otherwise, the embedding multiplied away."""
+        kept = 0 if embedding else self.recipe.embedding
+        recipe = replace(self.recipe, embedding=kept, weight_norm=False)
         model = LanguageModel(recipe, self.alphabet_size, init=None).to(self.W_out.device, self.W_out.dtype)
         model.backend, model.precision = self.backend, self.precision
         model.W_out.copy_(self.W_out)
+        if model.embedding is not None and self.embedding is not None:
+            model.embedding.copy_(self.embedding)
         if model.b_out is not None and self.b_out is not None:
             model.b_out.copy_(self.b_out)
         for k, (mine, its) in enumerate(zip(self.stack, model.stack, strict=True)):
@@ -300,7 +303,7 @@ class LanguageModel(Keeping):
             for name in its.matrices:
                 W = getattr(w, name)
                 from_symbols = name in ("W_zx", "W_mx") and (k == 0 or self.recipe.skip)
-                if from_symbols and self.embedding is not None:
+                if from_symbols and self.embedding is not None and embedding:
                     W = W @ self.embedding.T
                 its.get_parameter(name).copy_(W)
             for name in ("b_z", "alpha", "beta_1", "beta_2"):
