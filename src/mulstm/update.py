@@ -143,7 +143,8 @@ class GraphedUpdate(Update):
     """The same update, captured once and replayed. Its first calls run as they stand, and count.
 
     Where the pairs of lane and symbol are of use there is a graph for each round number of them: which one
-    runs depends on the chunk alone, so that a run that was interrupted goes on bit for bit.
+    runs depends on the chunk alone, so that a run that was interrupted goes on bit for bit. Each runs as it
+    stands once before it is captured, since a capture forbids to load a kernel.
     """
 
     EAGER = 3  # calls before the capture: libraries load, the optimiser makes its state
@@ -154,6 +155,7 @@ class GraphedUpdate(Update):
     ) -> None:
         super().__init__(model, recipe, generator, share)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by rows for pairs
+        self.seen: set[int] = set()  # rows for pairs whose kernels are loaded
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.calls = 0
         self.slots = [torch.zeros_like(self.xy, device="cpu").pin_memory() for _ in range(self.SLOTS)]
@@ -196,13 +198,14 @@ class GraphedUpdate(Update):
     def step(self) -> None:
         """Eager at first, on the side stream a capture wants; then captures; then replays."""
         self.calls += 1
-        if self.calls <= self.EAGER:
+        rows = 0 if self.pairs is None else self.pairs.lane.shape[0]
+        if self.calls <= self.EAGER or rows not in self.seen:
+            self.seen.add(rows)
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
                 super().step()
             torch.cuda.current_stream().wait_stream(self.stream)
             return
-        rows = 0 if self.pairs is None else self.pairs.lane.shape[0]
         if rows not in self.graphs:
             # Gradients made inside the capture live in the graph's own memory and stay where they are.
             self.optimiser.zero_grad(set_to_none=True)

@@ -64,6 +64,9 @@ def test_find_rows_by_an_index(B: int, H: int, m: bool) -> None:
     plan = choice.plan_for(indexed)
     assert plan == plan_of(H, B, cuda=True)
     assert steps.reads_rows(indexed, plan)
+    tried = len(choice._WORKS)
+    assert choice.plan_for(chunk) == plan
+    assert len(choice._WORKS) == tried  # one trial for both
     dh = torch.randn_like(chunk.zx[..., :H].contiguous())
     one, other = (steps.forward(x, plan, True) for x in (indexed, chunk))
     assert torch.equal(one.h, other.h)

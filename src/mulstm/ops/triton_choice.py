@@ -34,8 +34,10 @@ _WORKS: dict[tuple[Any, ...], bool] = {}
 
 def _works(chunk: Chunk, plan: Plan, name: str) -> bool:
     """Whether these kernels agree with cuBLAS and pointwise kernels here: tried once for each shape."""
-    there = (None if part is None else part.dim() for part in (chunk.mx, chunk.px, chunk.mask, chunk.b_h))
-    key = (chunk.zx.device, *chunk.h_0.shape, *there, chunk.unit, plan)
+    # Whether rows are found by an index is no matter: a plan is tried both ways.
+    there = (part is not None for part in (chunk.mx, chunk.mask, chunk.b_h))
+    px = None if chunk.px is None else chunk.px.dim()
+    key = (chunk.zx.device, *chunk.h_0.shape, *there, px, chunk.unit, plan)
     if key not in _WORKS:
         if torch.cuda.is_current_stream_capturing():  # a trial reads results back, which a capture forbids
             return False
