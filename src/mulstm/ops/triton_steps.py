@@ -295,7 +295,7 @@ def backward(
     da = torch.empty_like(a)
     dc = torch.zeros_like(c_0) if dc_T is None else dc_T.clone()
     db_h = None if b_h is None else torch.zeros(B, H, dtype=torch.float32, device=zx.device)
-    dh_rec = torch.zeros_like(h_0) if dh_T is None else dh_T.contiguous()
+    dh_rec = torch.zeros_like(h_0) if dh_T is None else dh_T.clone(memory_format=torch.contiguous_format)
     if plan.lanes:
         grid, counters, failed, options = small.launch(H, B, plan.lanes, zx.device)
         dh_0 = torch.empty_like(h_0)
@@ -308,7 +308,7 @@ def backward(
         return Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
     dh_0 = torch.empty_like(h_0)
     out = Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
-    # Likewise dc's copy stands between the first kernel and whatever made dh.
+    # Likewise these copies stand between the first kernel and whatever made dh.
     step = _backward_step(chunk, saved, dh, dh_rec, out, plan, to_start)
     for t in range(T - 1, -1, -1):
         step(t)
