@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mulstm.nn import LanguageModel
+from mulstm.nn import LanguageModel, packed
 from mulstm.recipe import InitRecipe, ModelRecipe
 from nn_models import make
 
@@ -96,6 +96,21 @@ def test_weights_are_prepared_once_in_evaluation(monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         model(x)
     assert len(made) == 2
+
+
+def test_packed_weights_are_forgotten_when_gradients_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(ModelRecipe(hidden=8), 9)
+    monkeypatch.setattr(packed, "serves", lambda *_: True)
+    monkeypatch.setattr(packed, "run", lambda *_: ([], ()))
+    monkeypatch.setattr(packed, "loss", lambda *_: torch.zeros(()))
+    monkeypatch.setattr(packed, "pack", lambda _: object())
+    x = torch.zeros(1, 2, dtype=torch.long)
+    with torch.no_grad():
+        before = model._packed(None)
+        assert model._packed(None) is before
+    model.loss(x, x)  # an optimiser that shows in no version may follow
+    with torch.no_grad():
+        assert model._packed(None) is not before
 
 
 def test_a_model_made_in_inference_mode_works() -> None:

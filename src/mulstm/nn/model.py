@@ -180,6 +180,8 @@ class LanguageModel(Keeping):
         pairs: packed.Pairs | None = None,
     ) -> tuple[list[Tensor], tuple[State, ...]]:
         """h of every layer, time first and padded, and the states."""
+        if weights is None:
+            self.forget()
         state = self.zero_state(x.shape[0]) if state is None else state
         return packed.run(self, time_first(x).long(), state, masks or Masks(), weights, pairs)
 
