@@ -1,7 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from torch import Tensor
 from mulstm.nn.model import LanguageModel
 from mulstm.parallel import Share
 from mulstm.recipe import Recipe
-from mulstm.update import Update, make
+from mulstm.update import GraphedUpdate, Update, make
 
 N = 20
 
@@ -164,3 +167,40 @@ def test_bf16_keeps_float32_weights(plain: Recipe) -> None:
     assert update.state[0].h.dtype == torch.bfloat16
     assert update.state[0].c.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in update.parameters)
+
+
+def test_a_capture_loads_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is captured, for some number of pairs or without any, ran as it stands before."""
+    done: list[tuple[str, int]] = []
+    how = ["runs"]
+
+    class Graph:
+        def register_generator_state(self, _: Any) -> None: ...
+
+        def pool(self) -> tuple[int, int]:
+            return 0, 1
+
+        def replay(self) -> None:
+            done.append(("replayed", rows))
+
+    @contextmanager
+    def capture(graph: Graph, pool: Any) -> Iterator[None]:
+        how[0] = "captured"
+        yield
+        how[0] = "runs"
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    for name, fake in (("current_stream", lambda: stream), ("stream", nullcontext), ("graph", capture)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(Update, "step", lambda _: done.append((how[0], rows)))
+    update = GraphedUpdate.__new__(GraphedUpdate)
+    vars(update).update(graphs={}, seen=set(), calls=0, stream=stream, generator=None)
+    update.optimiser = SimpleNamespace(zero_grad=lambda set_to_none: None)  # type: ignore[assignment]
+    for rows in (16, 16, 16, 16, 0, 0, 32, 16, 32, 0):
+        update.pairs = SimpleNamespace(lane=torch.zeros(rows)) if rows else None  # type: ignore[assignment]
+        update.step()
+    assert [rows for what, rows in done if what == "captured"] == [16, 0, 32]
+    for k, (what, rows) in enumerate(done):
+        assert what == "runs" or ("runs", rows) in done[:k]
+    assert len([what for what, _ in done if what != "captured"]) == 10  # each call makes one update
