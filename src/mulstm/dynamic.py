@@ -34,8 +34,8 @@ class Settings:
     """How far each segment moves the model, and how strongly it is pulled back to what it was."""
 
     segment: int = 20  # symbols scored, then learnt from
-    rate: float = 2e-4
-    pull: float = 0.01  # towards the trained weights, after each segment
+    rate: float = 1e-6  # a single lane's gradient is about ten times R, and all weights move at once
+    pull: float = 1e-3  # towards the trained weights, after each segment
     epsilon: float = 1e-5
     # Weight norm is multiplied away, so that the matrices themselves move; else their rows and gains do. The
     # embedding stays: multiplied in, each symbol would have columns of its own, and a segment in which a rare

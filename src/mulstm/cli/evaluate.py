@@ -43,10 +43,10 @@ def command(
         typer.Option("--dynamic", help="Let a copy of the model learn from each segment once it is scored."),
     ] = False,
     segment: Annotated[int, typer.Option("--segment", min=1, help="Dynamic: symbols between updates.")] = 20,
-    rate: Annotated[float, typer.Option("--rate", min=0, help="Dynamic: size of an update.")] = 2e-4,
+    rate: Annotated[float, typer.Option("--rate", min=0, help="Dynamic: size of an update.")] = 1e-6,
     pull: Annotated[
         float, typer.Option("--pull", min=0, help="Dynamic: pull back to the trained weights.")
-    ] = 0.01,
+    ] = 1e-3,
     epsilon: Annotated[float, typer.Option("--epsilon", min=0, help="Dynamic: added to the scale.")] = 1e-5,
     as_trained: Annotated[
         bool,
