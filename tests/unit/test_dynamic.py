@@ -118,3 +118,8 @@ def test_what_moves_may_be_the_matrices_or_what_was_trained(model, text) -> None
         found.append(result.losses)
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     assert abs(found[0][-50:] - found[1][-50:]).max() > 1e-4
+
+
+def test_the_rate_goes_by_the_size_of_the_model_unless_given(model) -> None:
+    assert Settings().rate_of(model) == pytest.approx(40 / model.parameter_count())
+    assert Settings(rate=0.0).rate_of(model) == 0.0

@@ -41,6 +41,8 @@ def evaluate(
         return evaluate_dynamic(model, part, R, settings, symbols=symbols, progress=show)
 
 
-def facts(settings: Settings) -> dict[str, Any]:
+def facts(loaded: Checkpoint, settings: Settings) -> dict[str, Any]:
     """For the printed result."""
-    return {"dynamic": vars(settings) | {"statistics_lanes": LANES, "statistics_batches": BATCHES}}
+    model = loaded.model.folded(embedding=False) if settings.folded else loaded.model
+    known = {"rate": settings.rate_of(model), "statistics_lanes": LANES, "statistics_batches": BATCHES}
+    return {"dynamic": vars(settings) | known}

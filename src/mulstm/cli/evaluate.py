@@ -43,7 +43,10 @@ def command(
         typer.Option("--dynamic", help="Let a copy of the model learn from each segment once it is scored."),
     ] = False,
     segment: Annotated[int, typer.Option("--segment", min=1, help="Dynamic: symbols between updates.")] = 20,
-    rate: Annotated[float, typer.Option("--rate", min=0, help="Dynamic: size of an update.")] = 1e-6,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", min=0, help="Dynamic: size of an update (default: 40 / parameters)."),
+    ] = None,
     pull: Annotated[
         float, typer.Option("--pull", min=0, help="Dynamic: pull back to the trained weights.")
     ] = 1e-3,
@@ -94,7 +97,7 @@ def command(
         "symbols_per_second": found.symbols / found.seconds,
     }
     if dynamic:
-        result |= _dynamic.facts(settings)
+        result |= _dynamic.facts(loaded, settings)
     if as_json:
         console.result_json(result)
         return
