@@ -24,6 +24,12 @@ def settings(*overrides: str) -> list[str]:
     return [word for override in (*TINY, *overrides) for word in ("--set", override)]
 
 
+def repeating_text() -> bytes:
+    """40 times the same words, so that learning from one part helps with the next."""
+    words = np.random.default_rng(3).integers(97, 103, 40, dtype=np.uint8).tobytes()
+    return b" ".join([words] * 40)
+
+
 def made_text(size: int, seed: int = 1) -> bytes:
     """Words of no language, a little predictable."""
     rng = np.random.default_rng(seed)

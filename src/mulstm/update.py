@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mulstm import optim
-from mulstm.data.pairs import pairs_of, room_for
+from mulstm.data.pairs import Pairs, pairs_of, room_for
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel, Masks
 from mulstm.ops.reference import State
@@ -57,7 +57,7 @@ class Update:
         self.totals = torch.zeros(2, dtype=torch.float64, device=device)  # losses, gradient norms
         self.optimiser = optim.build(recipe.optimiser, self.named, self.rate)
         self.averaged: LanguageModel | None = copy.deepcopy(model) if train.ema else None
-        self.pairs: packed.Pairs | None = None  # of the chunk in the buffer, where they are of use
+        self.pairs: Pairs[Tensor] | None = None  # of the chunk in the buffer, where they are of use
 
     def __call__(
         self, x: Symbols, y: Symbols, rate: float, blend: float = 1.0, first: Begins | None = None
@@ -189,11 +189,11 @@ class GraphedUpdate(Update):
             used = 2 * n + 3 * rows + 1
             self.numbers[:used].copy_(slot[:used], non_blocking=True)
 
-    def _parts(self, numbers: Tensor, rows: int) -> packed.Pairs:
+    def _parts(self, numbers: Tensor, rows: int) -> Pairs[Tensor]:
         pair, order, lane, symbol, begin = torch.split(
             numbers[: 2 * self.places + 3 * rows + 1], [self.places, self.places, rows, rows, rows + 1]
         )
-        return packed.Pairs(lane, symbol, pair, order, begin)
+        return Pairs(lane, symbol, pair, order, begin)
 
     def step(self) -> None:
         """Eager at first, on the side stream a capture wants; then captures; then replays."""

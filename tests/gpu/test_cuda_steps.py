@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from mulstm.ops import cuda_driver
 from mulstm.ops import triton_choice as choice
 from mulstm.ops import triton_steps as steps
+from mulstm.ops.triton_chunk import Chunk
 from mulstm.ops.triton_plan import Form, plan_of
 
 pytestmark = [
@@ -23,7 +24,7 @@ pytestmark = [
 SIZES = [(128, 1920), (256, 1920), (100, 2816), (256, 2816)]
 
 
-def chunk_of(B: int, H: int, T: int = 4, m: bool = True) -> steps.Chunk:
+def chunk_of(B: int, H: int, T: int = 4, m: bool = True) -> Chunk:
     """Random numbers, laid out as a layer lays them out."""
     g = torch.Generator("cuda").manual_seed(B + H)
 
@@ -36,7 +37,7 @@ def chunk_of(B: int, H: int, T: int = 4, m: bool = True) -> steps.Chunk:
     c_0 = torch.randn(B, H, generator=g, device="cuda")
     mask = (torch.rand(B, H, generator=g, device="cuda") > 0.2).float()
     mx = x[..., :H] if m else None
-    return steps.Chunk(mx, x[..., H:], None, W_mh, W_zm, draw(B, H), c_0, mask, None, "standard")
+    return Chunk(mx, x[..., H:], None, W_mh, W_zm, draw(B, H), c_0, mask, None, "standard")
 
 
 @pytest.mark.parametrize(("B", "H"), SIZES)

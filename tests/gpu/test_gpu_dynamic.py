@@ -1,24 +1,26 @@
 """Dynamic evaluation on a GPU: one graph a segment, and the numbers of the CPU."""
 
-import numpy as np
 import pytest
 import torch
 
+from made import repeating_text
 from mulstm.data import corpus
 from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics
 from mulstm.evaluate import evaluate
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 SETTINGS = Settings(segment=7, rate=2e-3, pull=0.02)
 
 
 @pytest.fixture
 def text(tmp_path):
-    words = np.random.default_rng(3).integers(97, 103, 40, dtype=np.uint8).tobytes()
     path = tmp_path / "text.txt"
-    path.write_bytes(b" ".join([words] * 40))
+    path.write_bytes(repeating_text())
     return corpus.load(str(path), split="50-25-25", alphabet="corpus")
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from mulstm import update as updates
-from mulstm.data.pairs import pairs_of
-from mulstm.nn import packed
+from mulstm.data.pairs import Pairs, pairs_of
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import (
     DropoutRecipe,
@@ -29,14 +29,14 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-30))
 
 
-def on_device(x: np.ndarray, more: int) -> packed.Pairs:
+def on_device(x: np.ndarray, more: int) -> Pairs[Tensor]:
     found = pairs_of(x)
     n = x.size
     parts = [
         part if rest is None else np.append(part, np.full(more, rest, np.int32))
         for part, rest in zip(found, (0, 0, None, None, n), strict=True)
     ]
-    return packed.Pairs(*(torch.from_numpy(part).cuda() for part in parts))
+    return Pairs(*(torch.from_numpy(part).cuda() for part in parts))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_with_pairs_and_without(model: ModelRecipe) -> None:
     exact.load_state_dict(ours.state_dict())
     exact.precision, exact.backend = "fp64", "reference"
 
-    def gradients(m: LanguageModel, pairs: packed.Pairs | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def gradients(m: LanguageModel, pairs: Pairs[Tensor] | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
         loss, _ = m.loss(given, y, None, masks, None, pairs)
         return loss.detach(), list(torch.autograd.grad(loss, list(m.parameters())))
 

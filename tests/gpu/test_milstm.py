@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 from mulstm.nn.layer import normalised
 from mulstm.ops import State, cuda_driver, reference
 from mulstm.ops.triton_choice import plan_for
+from mulstm.ops.triton_chunk import Chunk
 from mulstm.ops.triton_layer import LayerFunction, Spec, infer, pack
 from mulstm.ops.triton_plan import plan_of
-from mulstm.ops.triton_steps import Chunk
 from mulstm.ops.triton_vectors import through_vectors
 
 pytestmark = [

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from made import repeating_text
 from mulstm.data import corpus
 from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
 from mulstm.errors import DataError
@@ -18,10 +19,8 @@ SETTINGS = Settings(segment=7, rate=2e-3, pull=0.02, epsilon=1e-5)
 
 @pytest.fixture
 def text(tmp_path):
-    """A text whose parts repeat, so that learning from one part helps with the next."""
-    words = np.random.default_rng(3).integers(97, 103, 40, dtype=np.uint8).tobytes()
     path = tmp_path / "text.txt"
-    path.write_bytes(b" ".join([words] * 40))
+    path.write_bytes(repeating_text())
     return corpus.load(str(path), split="50-25-25", alphabet="corpus")
 
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mulstm import console
 from mulstm.checkpoint import Checkpoint
 from mulstm.cli._text import part_of
-from mulstm.data.corpus import Split
 from mulstm.data.store import cache_folder
-from mulstm.dynamic import Settings, evaluate_dynamic, kept_statistics
-from mulstm.evaluate import Evaluation
+from mulstm.dynamic import Settings, Statistics, kept_statistics
+from mulstm.nn.model import LanguageModel
 
 LANES, BATCHES = 100, 500  # from which the statistics are gathered
 
 
-def evaluate(
-    loaded: Checkpoint, part: Split, settings: Settings, symbols: int, data_dir: Path | None, quiet: bool
-) -> Evaluation:
-    """One stream of `part`, with a progress line; statistics of the training text are kept in the cache."""
+def prepare(
+    loaded: Checkpoint, settings: Settings, data_dir: Path | None
+) -> tuple[LanguageModel, Statistics, Settings]:
+    """The model that moves, the training text's statistics, kept in the cache, and settings with a rate."""
     model = loaded.model.folded(embedding=False).eval() if settings.folded else loaded.model
     R = kept_statistics(
         cache_folder() / "statistics",
@@ -30,19 +29,9 @@ def evaluate(
         segment=settings.segment,
         batches=BATCHES,
     )
-    if quiet:
-        return evaluate_dynamic(model, part, R, settings, symbols=symbols)
-    total = min(symbols or part.symbols_count, part.symbols_count)
-    with console.Progress(total, label="evaluate") as screen:
-
-        def show(done: int, bits: float) -> None:
-            screen.update(done, bits_per_char=bits)
-
-        return evaluate_dynamic(model, part, R, settings, symbols=symbols, progress=show)
+    return model, R, replace(settings, rate=settings.rate_of(model))
 
 
-def facts(loaded: Checkpoint, settings: Settings) -> dict[str, Any]:
+def facts(settings: Settings) -> dict[str, Any]:
     """For the printed result."""
-    model = loaded.model.folded(embedding=False) if settings.folded else loaded.model
-    known = {"rate": settings.rate_of(model), "statistics_lanes": LANES, "statistics_batches": BATCHES}
-    return {"dynamic": vars(settings) | known}
+    return {"dynamic": vars(settings) | {"statistics_lanes": LANES, "statistics_batches": BATCHES}}

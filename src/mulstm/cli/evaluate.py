@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +12,7 @@ import typer
 from mulstm.cli._options import AsJson, DataDir, Device, Model, Quiet
 
 if TYPE_CHECKING:
-    from mulstm.data.corpus import Split
     from mulstm.evaluate import Evaluation
-    from mulstm.nn.model import LanguageModel
 
 
 def command(
@@ -65,22 +65,28 @@ def command(
 
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._text import part_of
+    from mulstm.evaluate import evaluate
 
     if precision not in ("fp32", "bf16"):
         raise typer.BadParameter(f"{precision!r} is neither fp32 nor bf16", param_hint="--precision")
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.model.precision, loaded.model.backend = precision, backend
     part = part_of(loaded, text, split, data_dir)
+    total = min(symbols or part.symbols_count, part.symbols_count)
     if dynamic:
         from mulstm.cli import _dynamic
-        from mulstm.dynamic import Settings
+        from mulstm.dynamic import Settings, evaluate_dynamic
 
-        lanes, settings = 1, Settings(segment, rate, pull, epsilon, folded=not as_trained)
-        found = _dynamic.evaluate(loaded, part, settings, symbols, data_dir, quiet)
+        asked = Settings(segment, rate, pull, epsilon, folded=not as_trained)
+        moving, R, settings = _dynamic.prepare(loaded, asked, data_dir)
+        lanes = 1
+        found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
         if losses is not None and found.losses is not None:
             np.save(losses, found.losses)
     else:
-        found = _static(loaded.model, part, lanes, chunk, symbols, losses, quiet)
+        keep = losses or False
+        measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)
+        found = _watched(total, quiet, measure)
     result = {
         "model": str(model),
         "fingerprint": loaded.meta["fingerprint"],
@@ -97,7 +103,7 @@ def command(
         "symbols_per_second": found.symbols / found.seconds,
     }
     if dynamic:
-        result |= _dynamic.facts(loaded, settings)
+        result |= _dynamic.facts(settings)
     if as_json:
         console.result_json(result)
         return
@@ -107,20 +113,11 @@ def command(
     console.result(line + (", dynamic" if dynamic else ""))
 
 
-def _static(
-    model: LanguageModel, part: Split, lanes: int, chunk: int, symbols: int, losses: Path | None, quiet: bool
-) -> Evaluation:
-    """Plain evaluation, with a progress line."""
+def _watched(total: int, quiet: bool, measure: Callable[..., Evaluation]) -> Evaluation:
+    """What `measure` finds, with a progress line over `total` symbols unless nobody wants one."""
     from mulstm import console
-    from mulstm.evaluate import evaluate
 
-    total = min(symbols or part.symbols_count, part.symbols_count)
-    keep = losses or False
     if quiet:
-        return evaluate(model, part, lanes, chunk, symbols=symbols, losses=keep)
+        return measure()
     with console.Progress(total, label="evaluate") as screen:
-
-        def show(done: int, bits: float) -> None:
-            screen.update(done, bits_per_char=bits)
-
-        return evaluate(model, part, lanes, chunk, symbols=symbols, losses=keep, progress=show)
+        return measure(progress=lambda done, bits: screen.update(done, bits_per_char=bits))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,21 +10,25 @@ from numpy.typing import NDArray
 from mulstm.data.alphabet import Bytes
 
 Places = NDArray[np.int32]
+A = TypeVar("A")  # an array here, a tensor on a device
 CLASSES = 16  # sizes that `room_for` gives
 GAIN = 0.6  # of the places; beyond it the way there and back costs more than the products it saves
 
 
-class Pairs(NamedTuple):
-    """The distinct pairs of lane and symbol in a chunk of B lanes x T steps, lane after lane."""
+class Pairs(NamedTuple, Generic[A]):
+    """The distinct pairs of lane and symbol in a chunk of B lanes x T steps, lane after lane; all int32.
 
-    lane: Places  # (P)
-    symbol: Places  # (P)
-    pair: Places  # (T * B): the pair at step t of lane b stands at t * B + b
-    order: Places  # (T * B): those places, pair after pair
-    first: Places  # (P + 1): where each pair's places begin in `order`
+    There may be rows for more pairs than there are: those have no places.
+    """
+
+    lane: A  # (P)
+    symbol: A  # (P)
+    pair: A  # (T * B): the pair at step t of lane b stands at t * B + b
+    order: A  # (T * B): those places, pair after pair
+    first: A  # (P + 1): where each pair's places begin in `order`
 
 
-def pairs_of(x: Bytes) -> Pairs:
+def pairs_of(x: Bytes) -> Pairs[Places]:
     """Of symbols (B, T)."""
     B, T = x.shape
     steps = np.argsort(x, axis=1, kind="stable")
@@ -39,7 +43,7 @@ def pairs_of(x: Bytes) -> Pairs:
     return Pairs(lane.astype(np.int32), in_order[new].astype(np.int32), pair, order, first)
 
 
-def room_for(pairs: Pairs) -> int:
+def room_for(pairs: Pairs[Places]) -> int:
     """A round number of rows that holds them, the same for most chunks of a text; 0: too many to gain by."""
     places = pairs.pair.shape[0]
     step = -(-places // (16 * CLASSES)) * 16

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from mulstm.data.pairs import Pairs
 from mulstm.errors import RecipeError
 from mulstm.nn import packed
 from mulstm.nn.initial import initialise
@@ -104,7 +105,7 @@ class LanguageModel(Keeping):
         state: tuple[State, ...] | None = None,
         masks: Masks | None = None,
         first: Tensor | None = None,
-        pairs: packed.Pairs | None = None,  # of x, where the fused kernels are to use them
+        pairs: Pairs[Tensor] | None = None,  # of x, where the fused kernels are to use them
     ) -> tuple[Tensor, tuple[State, ...]]:
         """The mean nats of a symbol and the state after the chunk: on a GPU by fused kernels."""
         if packed.serves(self, first) and torch.is_grad_enabled():
@@ -177,7 +178,7 @@ class LanguageModel(Keeping):
         state: tuple[State, ...] | None,
         masks: Masks | None,
         weights: packed.PackedWeights | None,
-        pairs: packed.Pairs | None = None,
+        pairs: Pairs[Tensor] | None = None,
     ) -> tuple[list[Tensor], tuple[State, ...]]:
         """h of every layer, time first and padded, and the states."""
         if weights is None:

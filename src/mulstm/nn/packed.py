@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mulstm.data.pairs import Pairs
 from mulstm.ops import State, blocks, objections
 
 if TYPE_CHECKING:
     from mulstm.nn.layer import Layer
     from mulstm.nn.model import LanguageModel, Masks
-
-
-class Pairs(NamedTuple):
-    """data.pairs.Pairs on the device. Rows past the last pair have no places."""
-
-    lane: Tensor  # (P) int32
-    symbol: Tensor  # (P)
-    pair: Tensor  # (T * B)
-    order: Tensor  # (T * B)
-    first: Tensor  # (P + 1)
 
 
 class PackedWeights(NamedTuple):
@@ -66,7 +57,7 @@ def run(
     state: tuple[State, ...],
     masks: Masks,
     weights: PackedWeights | None,
-    pairs: Pairs | None = None,
+    pairs: Pairs[Tensor] | None = None,
 ) -> tuple[list[Tensor], tuple[State, ...]]:
     """h of every layer, (T, B, padded H), and the states. With `weights` there are no gradients.
 

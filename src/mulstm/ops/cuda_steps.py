@@ -12,7 +12,7 @@ from mulstm.ops.cuda_source import Variant
 from mulstm.ops.triton_plan import Form
 
 if TYPE_CHECKING:
-    from mulstm.ops.triton_steps import Chunk, Gradients, Saved
+    from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
 
 Fields = Iterator[tuple[str, Tensor | None]]
 

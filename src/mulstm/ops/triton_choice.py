@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mulstm.ops import cuda_driver
 from mulstm.ops import triton_small as small
+from mulstm.ops.triton_chunk import Chunk
 from mulstm.ops.triton_plan import PLAIN, Plan, plan_of
-from mulstm.ops.triton_steps import Chunk, backward, forward, reads_rows
+from mulstm.ops.triton_steps import backward, forward, reads_rows
 
 
 def plan_for(chunk: Chunk) -> Plan:

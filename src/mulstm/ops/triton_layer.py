@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mulstm.data.pairs import Pairs
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.triton_beside import Beside
 from mulstm.ops.triton_choice import plan_for
+from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
 from mulstm.ops.triton_pack import pack_rows, pack_vector, pad_columns, transposed, unpack_rows, unpack_vector
 from mulstm.ops.triton_pairs import collect, spread
 from mulstm.ops.triton_plan import padded
-from mulstm.ops.triton_steps import Chunk, Gradients, Saved, product_fp32
+from mulstm.ops.triton_steps import product_fp32
 from mulstm.ops.triton_vectors import pack_vectors, unpack_vectors
 
 Parameters = dict[str, Tensor]  # by the paper's names, with their gains
@@ -186,7 +188,7 @@ class LayerFunction(torch.autograd.Function):
         spec: Spec,
         names: tuple[str, ...],
         drop: Parameters,
-        pairs: Any,  # nn.packed.Pairs, where the input has a row for each pair instead of each place
+        pairs: Pairs[Tensor] | None,  # where the input has a row for each pair instead of each place
         x: Tensor,  # (T * B or P, EP)
         low: Tensor | None,  # (T * B, HP)
         h_0: Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,14 @@ class Plan:
 
 PLAIN = Plan()
 NARROW = 1152  # layers up to this width are not worth clusters
+# Wide layers, few lanes.
+WIDE_FEW = Plan(
+    m=Tile(64, 64, 128, 4, 4),
+    gates=Tile(64, 128, 64, 4, 4),
+    dm=Tile(128, 128, 128, 8, 3, split=6),
+    dh=Tile(64, 64, 64, 4, 4, split=3),
+    sums_bf16=True,
+)
 
 # (largest H, largest B, plan): the first row that covers a layer is taken; beyond them all, PLAIN.
 _TABLE: tuple[tuple[int, int, Plan], ...] = (
@@ -96,17 +104,7 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
             sums_bf16=True,
         ),
     ),
-    (
-        4096,
-        128,
-        Plan(
-            m=Tile(64, 64, 128, 4, 4),
-            gates=Tile(64, 128, 64, 4, 4),
-            dm=Tile(128, 128, 128, 8, 3, split=6),
-            dh=Tile(64, 64, 64, 4, 4, split=3),
-            sums_bf16=True,
-        ),
-    ),
+    (4096, 128, WIDE_FEW),
     (
         4096,
         320,
@@ -144,12 +142,10 @@ _CUDA: tuple[tuple[int, int, Plan], ...] = (
     (
         4096,
         128,
-        Plan(
+        replace(  # back, CUDA was no faster
+            WIDE_FEW,
             m=Form(128, 96, 5, CS=4, fp32=True),
             gates=Form(64, 192, 6, CM=2, WGN=3, ahead=2),
-            dm=Tile(128, 128, 128, 8, 3, split=6),
-            dh=Tile(64, 64, 64, 4, 4, split=3),
-            sums_bf16=True,
         ),
     ),
     (
@@ -190,10 +186,8 @@ def plan_of(H: int, B: int, cuda: bool = False, px: bool = False) -> Plan:
 
     `px`: for an MI-LSTM.
     """
-    for largest_H, largest_B, plan in (_BARE * px + _CUDA) if cuda and H > NARROW else ():
-        if largest_H >= H and largest_B >= B:
-            return plan
-    for largest_H, largest_B, plan in _TABLE:
+    in_cuda = _BARE * px + _CUDA if cuda and H > NARROW else ()
+    for largest_H, largest_B, plan in in_cuda + _TABLE:
         if largest_H >= H and largest_B >= B:
             return plan
     return PLAIN

@@ -11,8 +11,8 @@ from mulstm.ops import triton_steps as steps
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import to_packed
 from mulstm.ops.triton_choice import plan_for
+from mulstm.ops.triton_chunk import Chunk, Saved
 from mulstm.ops.triton_plan import padded
-from mulstm.ops.triton_steps import Chunk, Saved
 
 
 def why_not(

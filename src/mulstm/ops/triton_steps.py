@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from mulstm.ops import cuda_steps
 from mulstm.ops import triton_pointwise as pointwise
 from mulstm.ops import triton_products as products
 from mulstm.ops import triton_small as small
+from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
 from mulstm.ops.triton_plan import Form, Plan, Tile
 from mulstm.ops.triton_vectors import through_vectors
 
@@ -24,65 +25,11 @@ ROWS_BACK = 2  # so many that more CTAs find registers beside a product and load
 ROWS_VECTORS, COLUMNS_VECTORS = 8, 64  # as small, but MI-LSTM's vectors are read anew for fewer tiles of rows
 
 
-class Chunk(NamedTuple):
-    """What the recurrence is given, H padded and z in packed order; mx and zx may be strided views."""
-
-    mx: Tensor | None  # (T, B, H), or (P, H) where rows are given
-    zx: Tensor  # (T, B, 4H), or (P, 4H)
-    # MI-LSTM: what multiplies W_zm h, (T, B, 4H). Or alpha, beta_1, beta_2 and b, (4, 4H) fp32: then zx is
-    # u = W_zx x, and the kernels make px = alpha u + beta_1 and zx = beta_2 u + b of it.
-    px: Tensor | None
-    W_mh: Tensor | None  # (H, H)
-    W_zm: Tensor  # (4H, H)
-    h_0: Tensor  # (B, H)
-    c_0: Tensor  # (B, H)  fp32
-    mask: Tensor | None  # (B, H)  fp32
-    b_h: Tensor | None  # (H)
-    unit: str
-    rows: Tensor | None = None  # (T, B) int32: each place's row of mx and zx, for plans that `reads_rows`
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """T, B and z's width."""
-        T, B = (self.zx if self.rows is None else self.rows).shape[:2]
-        return T, B, self.zx.shape[-1]
-
-
 def reads_rows(chunk: Chunk, plan: Plan) -> bool:
     """Whether this plan's kernels find the rows of mx and zx by an index."""
     if chunk.px is not None or chunk.unit == "tanh" or not isinstance(plan.gates, Form):
         return False
     return plan.gates.fused and (chunk.mx is None or isinstance(plan.m, Form))
-
-
-class Saved(NamedTuple):
-    """What the forward leaves. Without gradients c has two places in turn and the rest one or none."""
-
-    h: Tensor  # (T + 1, B, H)  from h_0 on
-    c: Tensor  # (T + 1, B, H)  fp32, from c_0 on
-    z: Tensor  # (T, B, 4H)  fp16; not MI-LSTM, which makes it again of r
-    a: Tensor  # (T, B, H)  W_mh h_{t-1}
-    m: Tensor  # (T, B, H)
-    r: Tensor  # (T, B, 4H)  W_zm m, MI-LSTM only
-
-    @property
-    def c_T(self) -> Tensor:
-        """The last c."""
-        return self.c[(self.h.shape[0] - 1) % self.c.shape[0]]
-
-
-class Gradients(NamedTuple):
-    """What the backward leaves, padded and packed like the chunk."""
-
-    dx: Tensor  # (T, B, H + 4H): dmx and dz side by side, or dz alone
-    dmx: Tensor | None  # view
-    dz: Tensor  # view; zx's gradient, so that it is du where px are vectors
-    dr: Tensor  # (T, B, 4H)  what multiplies W_zm: dz, but for MI-LSTM
-    da: Tensor  # (T, B, H)
-    dpx: Tensor | None  # shaped like px
-    dh_0: Tensor
-    dc_0: Tensor
-    db_h: Tensor | None  # (B, H) fp32, to be summed over B
 
 
 def _rows(x: Tensor, tile: tuple[int, int]) -> TensorDescriptor:
@@ -296,18 +243,17 @@ def backward(
     dc = torch.zeros_like(c_0) if dc_T is None else dc_T.clone()
     db_h = None if b_h is None else torch.zeros(B, H, dtype=torch.float32, device=zx.device)
     dh_rec = torch.zeros_like(h_0) if dh_T is None else dh_T.clone(memory_format=torch.contiguous_format)
+    dh_0 = torch.empty_like(h_0)
+    out = Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
     if plan.lanes:
         grid, counters, failed, options = small.launch(H, B, plan.lanes, zx.device)
-        dh_0 = torch.empty_like(h_0)
         sums = zx.new_empty(2 * grid[0] * options["K"] * options["L"])
         small.small_backward[grid](
             dh, dh_rec, dc, mx, W_mh, W_zm, mask, c, z, a, dx, da, dh_0, sums, counters, failed,
             0 if mx is None else mx.stride(1), dx.stride(1), T, B, H, small.SPINS,
             UNIT=UNITS[unit], HAS_M=mx is not None, HAS_MASK=mask is not None, **options,
         )  # fmt: skip
-        return Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
-    dh_0 = torch.empty_like(h_0)
-    out = Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
+        return out
     # Likewise these copies stand between the first kernel and whatever made dh.
     step = _backward_step(chunk, saved, dh, dh_rec, out, plan, to_start)
     for t in range(T - 1, -1, -1):
