@@ -136,7 +136,7 @@ _CUDA: tuple[tuple[int, int, Plan], ...] = (
             m=Form(128, 64, 6, CM=2, CS=2),
             gates=Form(128, 128, 6, CM=2),
             dm=Form(128, 128, 5, CM=2, CS=4),
-            dh=Form(128, 64, 6, CS=2, fused=False),
+            dh=Form(128, 64, 6, CS=2, share=100, fused=False),
         ),
     ),
     (
@@ -145,7 +145,7 @@ _CUDA: tuple[tuple[int, int, Plan], ...] = (
         replace(  # back, CUDA was no faster
             WIDE_FEW,
             m=Form(128, 96, 5, CS=4, fp32=True),
-            gates=Form(64, 192, 6, CM=2, WGN=3, ahead=2),
+            gates=Form(64, 192, 6, CM=2, WGN=3, ahead=2, stream=True),
         ),
     ),
     (
@@ -153,9 +153,9 @@ _CUDA: tuple[tuple[int, int, Plan], ...] = (
         320,
         Plan(
             m=Form(128, 96, 6, CM=2, CS=2),
-            gates=Form(128, 192, 4, CM=2, ahead=0),
-            dm=Form(128, 128, 6, CM=2, parts=3, fused=False),
-            dh=Form(128, 128, 6, CM=2, parts=3, fused=False),
+            gates=Form(128, 192, 4, CM=2, ahead=0, stream=True),
+            dm=Form(128, 128, 6, CM=2, parts=3, share=100, fused=False),
+            dh=Form(128, 128, 6, CM=2, parts=3, share=100, fused=False),
         ),
     ),
 )
