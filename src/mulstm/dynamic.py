@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call
 
 from mulstm.checkpoint import FORMAT, fingerprint, read_tensors, write_tensors
 from mulstm.data.alphabet import Alphabet
@@ -99,6 +100,7 @@ class Learner:
     def __init__(self, model: LanguageModel, statistics: Statistics, settings: Settings) -> None:
         self.model = copy.deepcopy(model)
         named = dict(self.model.named_parameters())
+        self.names = list(named)
         self.theta: list[Tensor] = list(named.values())
         self.theta_0 = [p.detach().clone() for p in self.theta]
         R = [statistics[name].to(p.device) for name, p in named.items()]
@@ -110,9 +112,11 @@ class Learner:
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         """Nats of each of the segment's symbols, (T,), before the model has learnt from any of them."""
-        logits, state = self.model(x, self.state)
+        # New leaves each time: autograd ties a leaf to the stream that first used it, which a capture forbids.
+        leaves = {name: p.detach().requires_grad_() for name, p in zip(self.names, self.theta, strict=True)}
+        logits, state = functional_call(self.model, leaves, (x, self.state))
         nats = F.cross_entropy(logits[0], y[0], reduction="none")
-        g = torch.autograd.grad(nats.mean(), self.theta)
+        g = torch.autograd.grad(nats.mean(), list(leaves.values()))
         with torch.no_grad():
             torch._foreach_lerp_(self.theta, self.theta_0, self.pull)
             torch._foreach_addcmul_(self.theta, g, self.step, value=-1.0)

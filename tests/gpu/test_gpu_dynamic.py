@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-SETTINGS = Settings(segment=7, rate=2e-3, pull=0.02)
+SETTINGS = Settings(segment=7, rate=2e-2, pull=1e-3, epsilon=1e-2)
 
 
 @pytest.fixture
