@@ -112,7 +112,7 @@ class Learner:
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         """Nats of each of the segment's symbols, (T,), before the model has learnt from any of them."""
-        # New leaves each time: autograd ties a leaf to the stream that first used it, which a capture forbids.
+        # New leaves each time: autograd ties one to the stream that first used it, which a capture forbids.
         leaves = {name: p.detach().requires_grad_() for name, p in zip(self.names, self.theta, strict=True)}
         logits, state = functional_call(self.model, leaves, (x, self.state))
         nats = F.cross_entropy(logits[0], y[0], reduction="none")

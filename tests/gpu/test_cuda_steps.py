@@ -80,9 +80,7 @@ def test_find_rows_by_an_index(B: int, H: int, m: bool) -> None:
     assert torch.equal(short.da, back[0].da)
 
 
-@pytest.mark.parametrize(
-    "more", [{"deep": 8}, {"late": 12, "stream": True}, {"far": 1, "share": 100}, {"store": True}], ids=str
-)
+@pytest.mark.parametrize("more", [{"stream": False}, {"share": 100}], ids=str)
 @pytest.mark.parametrize("B", [200, 256])
 def test_ways_to_memory_change_nothing(B: int, more: dict[str, Any]) -> None:
     if cuda_driver.why_not(torch.device("cuda", 0)) is not None:

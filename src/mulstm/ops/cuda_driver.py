@@ -23,12 +23,11 @@ class Arguments(ctypes.Structure):
     """As in step.cu; the last field fills up a multiple of 64 bytes."""
 
     _fields_ = (
-        *((name, c_uint64 * 16) for name in ("A", "W", "Z")),
+        *((name, c_uint64 * 16) for name in ("A", "W")),
         *((name, c_void_p) for name in ("x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "fault")),
-        *((name, c_void_p) for name in ("rows", "far0", "far1", "far2")),
+        ("rows", c_void_p),
         *((name, c_int) for name in ("row", "B", "N", "blocks", "stride_x", "stride_y")),
-        *((name, c_uint32) for name in ("bytes0", "bytes1", "bytes2")),
-        ("rest", c_int * 11),
+        ("rest", c_int * 4),
     )
 
 

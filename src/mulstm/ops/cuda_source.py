@@ -72,10 +72,10 @@ class Variant:
         return {
             "BM": form.BM, "BN": form.BN, "WGM": form.BM // 64, "WGN": form.WGN, "STAGES": form.stages,
             "CM": form.CM, "CS": form.CS, "XF32": form.fp32, "AHEAD": form.ahead,
-            "LATE": form.late, "DEEP": form.deep, "STREAM": form.stream, "FAR": form.far,
+            "STREAM": form.stream,
             "W_MN": self.rows_are_k, "EPI": EPILOGUES[self.epilogue],
             "UNIT": UNITS[self.unit], "HAS_MASK": self.mask, "HAS_B": self.bias, "SAVE": self.save,
-            "C_EARLY": self.early, "INDEXED": self.indexed, "STORE": form.store and self.save,
+            "C_EARLY": self.early, "INDEXED": self.indexed,
         }  # fmt: skip
 
     def text(self) -> str:

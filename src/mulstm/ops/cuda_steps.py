@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mulstm.ops.cuda_driver import Arguments, fault_flag, kernel, tensor_map
+from mulstm.ops.cuda_driver import Arguments, fault_flag, kernel
 from mulstm.ops.cuda_source import Variant
 from mulstm.ops.triton_plan import Form
 
@@ -24,12 +24,8 @@ def _launcher(
     given: Callable[[int], Fields],
     stride_x: int = 0,
     stride_y: int = 0,
-    copied: Tensor | None = None,  # (T, B, N)
 ) -> Callable[[int], None]:
-    """A function of t that multiplies x_t by W; `given` names the other tensors of a step.
-
-    `copied` is written by the copy engine, 64 rows at a time.
-    """
+    """A function of t that multiplies x_t by W; `given` names the other tensors of a step."""
     work = kernel(variant, x.device)
     base = work.arguments(x, W, fault_flag(x.device))
     base.stride_x, base.stride_y = stride_x, stride_y
@@ -38,12 +34,8 @@ def _launcher(
     def run(t: int) -> None:
         arguments = Arguments.from_buffer_copy(base)
         arguments.row = t % places * B
-        if copied is not None:
-            arguments.Z = tensor_map(copied[t], 64)
         for name, tensor in given(t):
             setattr(arguments, name, None if tensor is None else tensor.data_ptr())
-            if name.startswith("far") and tensor is not None:
-                setattr(arguments, "bytes" + name[3:], tensor.nbytes)
         work.launch(arguments)
 
     return run
@@ -72,7 +64,7 @@ def m_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int]
 
 def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int], None]:
     """Makes z_t, c_t and h_t."""
-    mx, zx, _, W_mh, W_zm, _, _, mask, b_h, unit, rows = chunk
+    mx, zx, _, _, W_zm, _, _, mask, b_h, unit, rows = chunk
     h, c, z, _, m, _ = saved
     early = mx is not None
     variant = Variant(
@@ -84,10 +76,8 @@ def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[
     def given(t: int) -> Fields:
         yield from (*_rows_of(zx, chunk, t), ("x1", c[t % places]), ("x2", mask), ("x3", b_h))
         yield from (("y0", z[t] if save else None), ("y1", c[(t + 1) % places]), ("y2", h[t + 1]))
-        yield "far0", W_mh
 
-    copied = z if form.store and save else None
-    return _launcher(variant, m if early else h, W_zm, given, zx.stride(-2), copied=copied)
+    return _launcher(variant, m if early else h, W_zm, given, zx.stride(-2))
 
 
 def product(x: Tensor, W: Tensor, out: Tensor, form: Form) -> Callable[[int], None]:
@@ -99,33 +89,14 @@ def product(x: Tensor, W: Tensor, out: Tensor, form: Form) -> Callable[[int], No
     return _launcher(Variant(form, "sums"), x, W, given)
 
 
-def sums(
-    x: Tensor, W: Tensor, form: Form, later: Callable[[int], Fields]
-) -> tuple[Tensor, Callable[[int], None]]:
+def sums(x: Tensor, W: Tensor, form: Form) -> tuple[Tensor, Callable[[int], None]]:
     """Where x_t @ W comes to stand, in parts to be added, and the function that makes it."""
     out = x.new_empty(form.parts, x.shape[1], W.shape[1])
 
     def given(t: int) -> Fields:
         yield "y0", out
-        yield from later(t)
 
     return out, _launcher(Variant(form, "sums", rows_are_k=True), x, W, given)
-
-
-def after_dm(chunk: Chunk, saved: Saved) -> Callable[[int], Fields]:
-    """What the kernels behind dm read: W_mh, then z and both c of the step before."""
-
-    def later(t: int) -> Fields:
-        k = max(t - 1, 0)
-        z = saved.z[k] if saved.z.numel() else None  # none is kept where there is px
-        yield from (("far0", chunk.W_mh), ("far1", z), ("far2", saved.c[k : k + 2]))
-
-    return later
-
-
-def nothing(t: int) -> Fields:
-    """For a product behind which nothing is asked for."""
-    return iter(())
 
 
 def dm_step(chunk: Chunk, saved: Saved, out: Gradients, form: Form) -> Callable[[int], None]:
@@ -133,12 +104,10 @@ def dm_step(chunk: Chunk, saved: Saved, out: Gradients, form: Form) -> Callable[
     mx, W_zm, dmx = chunk.mx, chunk.W_zm, out.dmx
     assert mx is not None
     assert dmx is not None
-    later = after_dm(chunk, saved)
     variant = Variant(form, "dm", rows_are_k=True, indexed=chunk.rows is not None)
 
     def given(t: int) -> Fields:
         yield from (*_rows_of(mx, chunk, t), ("x1", saved.a[t]), ("y0", out.da[t]), ("y1", dmx[t]))
-        yield from later(t)
 
     return _launcher(variant, out.dr, W_zm, given, mx.stride(-2), dmx.stride(1))
 

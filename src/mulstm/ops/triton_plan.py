@@ -30,12 +30,8 @@ class Form:
     parts: int = 1  # further parts of K, added by the kernel after it
     WGN: int = 1  # warpgroups side by side
     ahead: int = 1  # how much of what follows the product is loaded before it: 0, 1, 2
-    late: int = 0  # ahead = 0: asked for into L2 so many blocks before the end, not at the beginning
-    deep: int = 0  # blocks of W asked for into L2 beyond the ring
     stream: bool = False  # W leaves L2 first: it would not stay until the next step anyway
-    far: int = 0  # tensors of later kernels asked for into L2: W_mh; z and c of the step before
     share: int = 0  # percent of all shared memory that L1 leaves, for kernels beside it; 0: just enough
-    store: bool = False  # gates: z leaves through shared memory and the copy engine
     fp32: bool = False  # sums exchanged in fp32 instead of bf16
     fused: bool = True  # gates and backward: with the pointwise work that follows
 

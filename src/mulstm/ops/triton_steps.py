@@ -329,8 +329,7 @@ def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointw
             return da[t], 1
 
         return whole
-    later = cuda_steps.after_dm(chunk, saved)
-    product = _partial(out.dr, chunk.W_zm, plan.dm, plan.sums_bf16, later)
+    product = _partial(out.dr, chunk.W_zm, plan.dm, plan.sums_bf16)
 
     def apart(t: int, pdl: bool) -> tuple[Tensor, int]:
         dm, split = product(t, pdl)
@@ -344,17 +343,12 @@ def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointw
     return apart
 
 
-def _partial(
-    x: Tensor, W: Tensor, tile: Tile | Form | None, bf16: bool, later: Any = cuda_steps.nothing
-) -> Any:
-    """A function of t that makes x_t @ W in partial sums, and says in how many.
-
-    `later` names what the kernels behind it read, for products that ask for it.
-    """
+def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, bf16: bool) -> Any:
+    """A function of t that makes x_t @ W in partial sums, and says in how many."""
     _, B, K = x.shape
     N = W.shape[1]
     if isinstance(tile, Form):
-        parts, product = cuda_steps.sums(x, W, tile, later)
+        parts, product = cuda_steps.sums(x, W, tile)
 
         def in_cuda(t: int, pdl: bool) -> tuple[Tensor, int]:
             product(t)

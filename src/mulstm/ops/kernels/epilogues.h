@@ -1,5 +1,6 @@
 // What follows a product. before(): loads that depend on no kernel, or on one two kernels ago. after(): those
-// that depend on the kernel before. ask(): brings into L2 what will be loaded behind the product. finish(): from the sums to memory. Shuffles stand outside all conditions.
+// that depend on the kernel before. ask(): brings into L2 what will be loaded behind the product. finish(): from
+// the sums to memory. Shuffles stand outside all conditions.
 
 __device__ __forceinline__ void prefetch(const void *p, bool inside) {
   if (inside) asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
@@ -110,12 +111,11 @@ struct Epilogue {
   }
   __device__ __forceinline__ void ask(const Args &g, const Place &o) {
     if (AHEAD) return;
-    ALL(r, ROWS) ALL(k, G) {  // a quad asks for the 128 bytes of a group, its 64 of c and its 64 of the mask
+    ALL(r, ROWS) ALL(k, G) {  // a quad asks for the 128 bytes of a group and its 64 of c
       const bool in = o.in[r] && o.n + k * 64 < g.N;
       prefetch((const char *)g.x0 + 2 * ((long long)o.x[r] * g.stride_x + o.n + k * 64 + o.q * 16), in);
-      const void *units = o.q < 2 ? g.x1 : g.x2;
-      const bool wanted = o.q < 2 ? C_EARLY || LATE : HAS_MASK && LATE;
-      prefetch((const char *)units + 4 * ((long long)o.b[r] * g.N / 4 + (o.n + k * 64) / 4 + (o.q & 1) * 8), in && wanted);
+      const char *c = (const char *)g.x1 + 4 * ((long long)o.b[r] * g.N / 4 + (o.n + k * 64) / 4 + (o.q & 1) * 8);
+      prefetch(c, in && C_EARLY && o.q < 2);
     }
   }
   __device__ __forceinline__ void after(const Args &g, const Place &o) {
@@ -148,12 +148,7 @@ struct Epilogue {
         z[i][2] = v[2] + bf16_low(u.y);
         z[i][3] = v[3] + bf16_high(u.y);
         const u32 low = fp16x2(z[i][0], z[i][1]), high = fp16x2(z[i][2], z[i][3]);
-        if (STORE) {
-          put(o, r, k, 2 * i, low);
-          put(o, r, k, 2 * i + 1, high);
-        } else if (SAVE) {
-          store2(out_z + k * 128 + i * 32, to_memory(low, high, o.odd), in);
-        }
+        if (SAVE) store2(out_z + k * 128 + i * 32, to_memory(low, high, o.odd), in);
       }
       float c[4], h[4];
       ALL(e, 4) {
@@ -178,25 +173,6 @@ struct Epilogue {
       ALL(i, 2) store2(out_c + k * 64 + i * 32, as_words(c[i * 2], c[i * 2 + 1]), in);
       store2(out_h + k * 32, to_memory(bf16x2(h[0], h[1]), bf16x2(h[2], h[3]), o.odd), in);
     }
-    }
-    if (STORE) send(g, o);
-  }
-
-  // z through shared memory, where the warpgroup's rows of A stood: rows of 128 bytes, a group in each tile of the
-  // ring, their 16-byte pieces exchanged as the copy wants them.
-  __device__ __forceinline__ void put(const Place &o, int r, int k, int block, u32 word) {
-    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-    const u32 at = o.own + k * STAGE_BYTES + row * 128 + (block ^ row % 8) * 16 + o.q * 4;
-    asm volatile("st.shared::cta.u32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
-  }
-  __device__ __forceinline__ void send(const Args &g, const Place &o) {
-    const int group = threadIdx.x / 128;
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-    if (threadIdx.x % 128 == 0) {
-      ALL(k, G) store_tile(&g.Z, o.n + k * 64, blockIdx.x * BM + group * 64, o.own + k * STAGE_BYTES);
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     }
   }
 };

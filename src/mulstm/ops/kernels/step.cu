@@ -7,8 +7,8 @@
 // K: each adds up a part of the tile from all of them.
 // No header is included, so that NVRTC needs none.
 //
-// Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD LATE DEEP STREAM FAR
-// INDEXED STORE XF32, and the function wgmma() for WN columns (ops/cuda_source.py).
+// Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD STREAM INDEXED XF32,
+// and the function wgmma() for WN columns (ops/cuda_source.py).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -18,17 +18,15 @@ struct alignas(64) Map {
 };
 
 struct Args {
-  Map A, W, Z;                              // Z: what the epilogue writes by copies (STORE)
+  Map A, W;
   const void *x0, *x1, *x2, *x3, *x4, *x5;  // what the epilogue reads, see there
   void *y0, *y1, *y2;                       // what it writes
   int *fault;                               // set to 1 by whoever waits in vain
   const int *rows;                          // rows of the strided input, where they are not those of A (INDEXED)
-  const char *far0, *far1, *far2;           // what a later kernel reads (FAR)
   int row;                                  // A's first row
   int B, N;                                 // rows and columns of the result
   int blocks;                               // K in blocks of BK
   int stride_x, stride_y;                   // rows of the strided input and output
-  u32 bytes0, bytes1, bytes2;               // of far0 .. far2
 };
 
 // EPI and UNIT
@@ -61,7 +59,6 @@ static_assert(CS == 1 || X_WORDS % 4 == 0, "");
 static_assert(EPI != GATES || JF % 8 == 0, "");
 static_assert(!W_MN || WN % 64 == 0, "");
 static_assert(A_BYTES % 1024 == 0 && W_BYTES % 1024 == 0, "");
-static_assert(!STORE || WGN == 1 && CS == 1 && WN / 64 <= STAGES, "");
 
 // ---- machine instructions
 
@@ -140,24 +137,9 @@ __device__ __forceinline__ void load_tile_for(
       ::"r"(to), "l"(map), "r"(c0), "r"(c1), "r"(bar), "h"(ctas), "l"(policy) : "memory");
 }
 
-// 64 x 64 numbers of 16 bits from shared memory, swizzled over their 128 bytes.
-__device__ __forceinline__ void store_tile(const Map *map, int c0, int c1, u32 from) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
-               ::"l"(map), "r"(c0), "r"(c1), "r"(from) : "memory");
-}
-
 // A descriptor is fetched at its first use, unless it is asked for.
 __device__ __forceinline__ void ask_for_map(const Map *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
-// Into L2 only: a tile, or so many bytes, a multiple of 16.
-__device__ __forceinline__ void ask_for_tile(const Map *map, int c0, int c1, u64 policy) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.L2::cache_hint [%0, {%1, %2}], %3;"
-               ::"l"(map), "r"(c0), "r"(c1), "l"(policy) : "memory");
-}
-__device__ __forceinline__ void ask_for_bytes(const char *from, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void wait_for_kernel_before() {
@@ -250,7 +232,6 @@ struct Place {
   int q;            // thread of its quad
   bool odd;
   int wide;         // where a thread's 4 columns of 16 begin
-  u32 own;          // the warpgroup's rows of A in the ring's first tile, which nobody else reads
 };
 
 #include "epilogues.h"
@@ -314,31 +295,11 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
           else load_tile_for(sharing, at, &args.W, k, tile_n + cx * (BN / CM), bar, W_STAYS);
         }
       };
-      auto ask_for_W = [&](int i) {  // this CTA's part of a tile that has no place in the ring yet
-        const int k = (first + i) * BK;
-        if (i >= count) return;
-        if (W_MN) {
-#pragma unroll
-          for (int c = 0; c < BN / 64; c++) ask_for_tile(&args.W, tile_n + c * 64, k + cx * (BK / CM), W_STAYS);
-        } else {
-          ask_for_tile(&args.W, k, tile_n + cx * (BN / CM), W_STAYS);
-        }
-      };
-      // Memory is not busy all the time. In the second half of its blocks each CTA asks for its share.
-      const int half = max(STAGES, each / 2);
-      const u32 pieces = gridDim.x * gridDim.y * gridDim.z * (each - half);
-      const u32 piece_0 = (blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)) * (each - half);
-      auto ask_far = [&](const char *from, u32 bytes, int i) {
-        const u32 size = (bytes / pieces + 31) & ~15u, at = (piece_0 + i - half) * size;
-        if (at < bytes) ask_for_bytes(from + at, min(size, bytes - at));
-      };
       const int ahead = min(STAGES, count);
       for (int i = 0; i < ahead; i++) {  // weights depend on no kernel
         barrier_expect(full + 8 * i, STAGE_BYTES);
         load_W(i, i);
       }
-      if (DEEP)
-        for (int i = ahead; i < ahead + DEEP; i++) ask_for_W(i);
       wait_for_kernel_before();
       let_next_kernel_start();
       for (int i = 0; i < ahead; i++) load_A(i, i);
@@ -348,12 +309,6 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
         barrier_expect(full + 8 * s, STAGE_BYTES);
         load_W(i, s);
         load_A(i, s);
-        if (DEEP) ask_for_W(i + DEEP);
-        if (FAR && i >= half) {
-          ask_far(args.far0, args.bytes0, i);
-          if (FAR > 1) ask_far(args.far1, args.bytes1, i);
-          if (FAR > 2) ask_far(args.far2, args.bytes2, i);
-        }
         if (++s == STAGES) s = 0, parity ^= 1;
       }
       // Nobody leaves while another may still say that a tile is free: all but the last block's are awaited.
@@ -378,11 +333,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
     place.q = lane % 4;
     place.odd = lane & 1;
     place.wide = (lane & 1) * 8 + ((lane >> 1) & 1) * 4;
-    place.own = ring + group_m * 64 * BK * 2;
   }
   Epilogue epilogue;
   epilogue.before(args, place);
-  if (!LATE) epilogue.ask(args, place);
+  epilogue.ask(args, place);
   wait_for_kernel_before();
   epilogue.after(args, place);
 
@@ -392,36 +346,28 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
   {
     const u32 a_0 = ring + group_m * 64 * BK * 2;
     const u32 w_0 = ring + A_BYTES + group_n * WN * BK * 2;
-    int i = 0, s = 0, parity = 0;
-    auto multiply = [&](int end) {
-      for (; i < end; i++) {
-        barrier_wait(full + 8 * s, parity, args.fault);
-        // In a cluster an address of shared memory has the CTA's rank in its upper bits.
-        const u32 a = A_LOW | ((a_0 + s * STAGE_BYTES) & 0x3ffff) >> 4;
-        const u32 w = W_LOW | ((w_0 + s * STAGE_BYTES) & 0x3ffff) >> 4;
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    int s = 0, parity = 0;
+    for (int i = 0; i < count; i++) {
+      barrier_wait(full + 8 * s, parity, args.fault);
+      // In a cluster an address of shared memory has the CTA's rank in its upper bits.
+      const u32 a = A_LOW | ((a_0 + s * STAGE_BYTES) & 0x3ffff) >> 4;
+      const u32 w = W_LOW | ((w_0 + s * STAGE_BYTES) & 0x3ffff) >> 4;
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int k = 0; k < BK / 16; k++)
-          wgmma(acc, a + k * 2, w + k * W_STEP, i + k > 0);
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-        if (i > 0) {  // the products of the block before are done: its tiles may be replaced
-          const u32 bar = empty + 8 * (s == 0 ? STAGES - 1 : s - 1);
-          if (CM == 1) {
-            if (lane == 0) barrier_arrive(bar);
-          } else if (lane < CM) {
-            barrier_arrive_at(bar, lane + CM * cz);
-          }
+      for (int k = 0; k < BK / 16; k++)
+        wgmma(acc, a + k * 2, w + k * W_STEP, i + k > 0);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+      if (i > 0) {  // the products of the block before are done: its tiles may be replaced
+        const u32 bar = empty + 8 * (s == 0 ? STAGES - 1 : s - 1);
+        if (CM == 1) {
+          if (lane == 0) barrier_arrive(bar);
+        } else if (lane < CM) {
+          barrier_arrive_at(bar, lane + CM * cz);
         }
-        if (++s == STAGES) s = 0, parity ^= 1;
       }
-    };
-    if (LATE) {  // nothing may stand between products that are under way
-      multiply(count - LATE);
-      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      epilogue.ask(args, place);
+      if (++s == STAGES) s = 0, parity ^= 1;
     }
-    multiply(count);
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
     for (int i = 0; i < WN / 2; i++) asm volatile("" : "+f"(acc[i])::"memory");
