@@ -102,7 +102,7 @@ def test_updates_repeat_bit_for_bit() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("recipe", [MODELS[0], MODELS[2]], ids=str)
+@pytest.mark.parametrize("recipe", [MODELS[0], MODELS[2], ModelRecipe(hidden=1300, cell="lstm")], ids=str)
 def test_sampler_draws_what_the_model_says(recipe: ModelRecipe) -> None:
     torch.manual_seed(1)
     model = LanguageModel(recipe, N).cuda().eval()

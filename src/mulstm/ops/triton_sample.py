@@ -178,14 +178,14 @@ class Sampler:
         N, width = table.shape
         BK = triton.next_power_of_2(H)
         options: dict[str, Any] = {"S": S, "BK": BK, "PDL": self.pdl, "launch_pdl": self.pdl}
-        operand = self.h
-        if W_mh is not None:
-            operand = self.m
+        if W_mh is None:
+            self.m.copy_(self.h)  # every program reads all of h, and writes its units into it
+        else:
             _m[(triton.cdiv(H, 8),)](
                 W_mh, table, self.symbols, self.h, self.m, H, width, R=8, num_warps=8, **options
             )
         _gates[(triton.cdiv(H, 2),)](
-            W_zm, table, self.symbols, operand, b_h, self.c, self.h, H, width, width - 4 * H,
+            W_zm, table, self.symbols, self.m, b_h, self.c, self.h, H, width, width - 4 * H,
             UNIT=UNITS[self.unit], HAS_B=b_h is not None, U=2, num_warps=8, **options,
         )  # fmt: skip
         _logits[(triton.cdiv(N, 2),)](
