@@ -130,6 +130,14 @@ def test_sample(call: Call, trained: Path) -> None:
     assert told.count("--- ") == 2
 
 
+def test_sample_in_a_precision(call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr("mulstm.nn.packed.sampler", lambda model, *_, **__: found.append(model.precision))
+    assert call("sample", trained, "-n", 5).code == 0
+    assert call("sample", trained, "-n", 5, "--precision", "bf16").code == 0
+    assert found == ["fp32", "bf16"]
+
+
 def test_recipes(call: Call) -> None:
     out = call("recipes").out
     assert all(name in out for name in recipe.names())

@@ -134,6 +134,7 @@ def test_values_of_options(call: Call, trained: Path) -> None:
     told(call("sample", trained, "--temperature", -1), 3, "temperature")
     told(call("sample", trained, "--top-p", 2), 3, "top-p")
     told(call("sample", trained, "--streams", 0), 2, "--streams")
+    told(call("sample", trained, "--precision", "fp8"), 2, "fp8")
     told(call("evaluate", trained, "--lanes", 0), 2, "--lanes")
     told(call("evaluate", trained, "--precision", "fp8"), 2, "fp8")
     told(call("evaluate", trained, "--split", "dev"), 3, "dev")

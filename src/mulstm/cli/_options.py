@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,6 +19,10 @@ Model = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, as in train.lanes=64."),
+]
+Precision = Annotated[
+    Literal["fp32", "bf16"],
+    typer.Option("--precision", help="bf16 is the fast one on a GPU."),
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]

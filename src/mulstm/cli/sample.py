@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, Device, Model
+from mulstm.cli._options import AsJson, Device, Model, Precision
 
 
 def command(
@@ -22,6 +22,7 @@ def command(
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed draws the same text.")] = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Texts to draw at once.")] = 1,
     stop: Annotated[str, typer.Option("--stop", help="End a text after these characters.")] = "",
+    precision: Precision = "fp32",
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -33,6 +34,7 @@ def command(
     from mulstm.sample import Sampling, Utf8Stream, sample
 
     loaded = checkpoint.load(model, parallel.pick(device))
+    loaded.model.precision = precision
     how = Sampling(length, temperature, top_k, top_p, seed, stop.encode())
     pieces = sample(loaded.model, loaded.alphabet, prompt.encode(), how, streams)
     if streams == 1 and not as_json:
