@@ -113,7 +113,7 @@ def is_first() -> bool:
 
 
 def pick(device: str, local_rank: int = 0) -> torch.device:
-    """The device a name stands for; "auto" is a GPU where there is one."""
+    """The device a name stands for; "auto" is a GPU where there is one. A GPU becomes the current one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -133,6 +133,7 @@ def pick(device: str, local_rank: int = 0) -> torch.device:
                 f"GPU {index} was asked for and there are {torch.cuda.device_count()}. Say a smaller number."
             )
         chosen = torch.device("cuda", index)
+        torch.cuda.set_device(chosen)  # streams and captures are made on the current one
     return chosen
 
 
@@ -141,9 +142,9 @@ def joined(device: str) -> Iterator[Share]:
     """This process's share, as torchrun's environment says; leaves the group in good order."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
-        yield Share(device=_entered(pick(device)))
+        yield Share(device=pick(device))
         return
-    where = _entered(pick(device, int(os.environ.get("LOCAL_RANK", "0"))))
+    where = pick(device, int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
     try:
         yield Share(dist.get_rank(), count, where)
@@ -152,12 +153,6 @@ def joined(device: str) -> Iterator[Share]:
         raise
     else:
         _part()
-
-
-def _entered(device: torch.device) -> torch.device:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
 
 
 def _part() -> None:
