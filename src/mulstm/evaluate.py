@@ -13,8 +13,9 @@ import torch
 
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
-from mulstm.errors import DataError
+from mulstm.errors import BackendError, DataError
 from mulstm.nn.model import LanguageModel
+from mulstm.nn.packed import has_failed
 from mulstm.packing import picked, run
 from mulstm.record_corpus import RecordSplit
 from mulstm.replay import scorer
@@ -86,6 +87,7 @@ def evaluate(
         if progress is not None and k % 16 == 15:
             done = min((k + 1) * chunk * lanes, total)
             progress(done, bits_per_char(float(nats), done))
+    check_kernels(device)
     if isinstance(kept, np.memmap):
         kept.flush()
     words = split.words if total == split.symbols_count else None
@@ -119,7 +121,17 @@ def _records(
             progress(done, bits_per_char(nats, max(1, done)))
     if done == 0:
         raise DataError(f"The {split.name} part of {split.corpus} is empty. Give it a share of data.split.")
+    check_kernels(model.W_out.device)
     return Evaluation(nats, done, None, time.perf_counter() - started)
+
+
+def check_kernels(device: torch.device) -> None:
+    """Raises BackendError if a kernel gave up waiting: what was measured means nothing."""
+    if has_failed(device):
+        raise BackendError(
+            f"A kernel waited in vain for its neighbours on {device}, so that nothing was measured. "
+            "Measure again with the backend fused."
+        )
 
 
 def _room(losses: bool | Path, total: int) -> Losses | None:

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from mulstm import data
 from mulstm.data.corpus import Split
-from mulstm.errors import DataError
+from mulstm.errors import BackendError, DataError
 from mulstm.evaluate import Evaluation, evaluate
 from mulstm.nn.model import LanguageModel
+from mulstm.ops import cuda_driver
 from mulstm.recipe import ModelRecipe
 
 
@@ -115,3 +116,13 @@ def test_progress(model: LanguageModel, split: Split) -> None:
     found = evaluate(model, split, 1, 5, progress=lambda done, bits: seen.append((done, bits)))
     assert [done for done, _ in seen] == [80 * k for k in range(1, len(seen) + 1)]
     assert seen[-1][1] == pytest.approx(found.bits_per_char, rel=0.2)
+
+
+def test_a_kernel_that_waited_in_vain_is_no_measurement(model: LanguageModel, split: Split) -> None:
+    cuda_driver.fault_flag(torch.device("cpu")).fill_(1)
+    try:
+        with pytest.raises(BackendError, match=r"waited in vain.*fused"):
+            evaluate(model, split)
+        assert evaluate(model, split).symbols == split.symbols_count  # said once, it is forgotten
+    finally:
+        cuda_driver.forget(torch.device("cpu"))

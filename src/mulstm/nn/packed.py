@@ -45,10 +45,13 @@ def pairs_pay(model: LanguageModel) -> bool:
 
 
 def has_failed(device: torch.device) -> bool:
-    """Whether a kernel gave up waiting there, so that nothing computed since can be trusted."""
+    """Whether a kernel gave up waiting there since this was last asked: what was made meanwhile is void."""
     names = ("mulstm.ops.triton_small", "mulstm.ops.cuda_driver")
     modules = [sys.modules[name] for name in names if name in sys.modules]  # not imported: not used
-    return any(module.failed(device) for module in modules)
+    failed = [module for module in modules if module.failed(device)]
+    for module in failed:
+        module.forget(device)  # another backend may follow
+    return bool(failed)
 
 
 def run(

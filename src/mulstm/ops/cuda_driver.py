@@ -154,8 +154,17 @@ def fault_flag(device: torch.device) -> Tensor:
 
 
 def failed(device: torch.device) -> bool:
-    """Whether a kernel has ever waited in vain there; asking makes the host wait for the device."""
+    """Whether a kernel has waited in vain there; asking makes the host wait for the device."""
     return device in _FAULTS and bool(_FAULTS[device])
 
 
-__all__ = ["Arguments", "CompileError", "Kernel", "LaunchError", "failed", "fault_flag", "kernel", "why_not"]
+def forget(device: torch.device) -> None:
+    """What failed there is dealt with: kernels wait for each other again."""
+    if device in _FAULTS:
+        _FAULTS[device].zero_()
+
+
+__all__ = [
+    "Arguments", "CompileError", "Kernel", "LaunchError",
+    "failed", "fault_flag", "forget", "kernel", "why_not",
+]  # fmt: skip

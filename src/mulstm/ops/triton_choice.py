@@ -57,7 +57,9 @@ def agree(like: Chunk, one: Plan, other: Plan) -> bool:
 
     A plan that can find rows by an index is tried both ways: a later chunk may want the other.
     """
-    dice = torch.Generator(like.zx.device).manual_seed(1)
+    device = like.zx.device
+    dice = torch.Generator(device).manual_seed(1)
+    failed_before = _failed(device)
 
     def drawn(x: Tensor | None, scale: float = 1.0, shape: tuple[int, ...] | None = None) -> Any:
         if x is None:
@@ -80,8 +82,15 @@ def agree(like: Chunk, one: Plan, other: Plan) -> bool:
         results.append((saved.h.float(), backward(tried, saved, dh, None, None, plan).dx.float()))
     wanted, *found = results
     apart = [(a - b).norm() / b.norm() for result in found for a, b in zip(result, wanted, strict=True)]
-    failed = small.failed(like.zx.device) or cuda_driver.failed(like.zx.device)
+    failed = _failed(device)
+    if failed and not failed_before:  # the trial's own fault: what runs instead is not to answer for it
+        small.forget(device)
+        cuda_driver.forget(device)
     return not failed and all(float(x) < 0.02 for x in apart)
+
+
+def _failed(device: torch.device) -> bool:
+    return small.failed(device) or cuda_driver.failed(device)
 
 
 def by_rows(chunk: Chunk, dice: torch.Generator) -> Chunk:

@@ -271,8 +271,14 @@ _FAILED: dict[torch.device, Tensor] = {}
 
 
 def failed(device: torch.device) -> bool:
-    """Whether a group has ever waited in vain there; asking makes the host wait for the device."""
+    """Whether a group has waited in vain there; asking makes the host wait for the device."""
     return device in _FAILED and bool(_FAILED[device])
+
+
+def forget(device: torch.device) -> None:
+    """What failed there is dealt with."""
+    if device in _FAILED:
+        _FAILED[device].zero_()
 
 
 def failed_flag(device: torch.device) -> Tensor:
