@@ -1,0 +1,173 @@
+"""The kernels in Triton on a CPU, for a process with TRITON_INTERPRET=1: prints each check's error as JSON.
+
+The interpreter has no bf16 products and no machine instructions, and programs run one after another, so that
+they never meet: fp16, nothing launched early, whole chunks of a single group of units.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime import interpreter
+
+from mulstm.ops import reference
+from mulstm.ops import triton_small as small
+from mulstm.ops.reference import State
+from mulstm.ops.triton_cell import from_packed, to_packed
+from mulstm.ops.triton_choice import agree
+from mulstm.ops.triton_chunk import Chunk
+from mulstm.ops.triton_plan import Plan, Tile
+from mulstm.ops.triton_sample import Sampler
+from mulstm.ops.triton_steps import backward, forward
+
+T, B, N = 3, 5, 7
+PLAIN = Plan(pdl=False)
+TILES = Plan(
+    m=Tile(16, 16, 16, 4, 1),
+    gates=Tile(16, 64, 16, 4, 1),
+    dm=Tile(16, 16, 16, 4, 1, split=3),
+    dh=Tile(16, 16, 16, 4, 1, split=2),
+    pdl=False,
+)
+WHOLE = Plan(lanes=16)
+
+_patched = interpreter._patch_lang_tensor
+
+
+def _patch(tensor: Any, scope: Any) -> None:
+    """Triton 3.6 takes int() of an array of one number, which NumPy 2.4 refuses."""
+    _patched(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
+interpreter._patch_lang_tensor = _patch
+
+
+def rms(a: Tensor, b: Tensor) -> float:
+    a, b = a.double(), b.double()
+    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
+
+
+def drawn(cell: str, unit: str, H: int) -> Chunk:
+    """Random numbers of fp16's, z in packed order."""
+    blocks = reference.blocks(unit)
+
+    def numbers(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*shape) * scale).half()
+
+    multiplies = cell == "mlstm"
+    return Chunk(
+        numbers(T, B, H) if multiplies else None, to_packed(numbers(T, B, blocks * H), blocks, H),
+        numbers(T, B, blocks * H) if cell == "milstm" else None,
+        numbers(H, H, scale=H**-0.5) if multiplies else None, numbers(blocks * H, H, scale=H**-0.5),
+        numbers(B, H, scale=0.5), torch.randn(B, H if blocks > 1 else 0),
+        (torch.rand(B, H) < 0.8).float() / 0.8,
+        torch.randn(H) if unit == "initial" else None, unit,
+    )  # fmt: skip
+
+
+def unpacked(x: Tensor, blocks: int, H: int) -> Tensor:
+    """In float64 and in the reference's order of gates, along the last axis."""
+    return from_packed(x.double(), blocks, H)
+
+
+def chunk_error(plan: Plan, cell: str = "mlstm", unit: str = "standard", H: int = 32) -> float:
+    """The largest of h's, c's and all gradients' against the reference in float64."""
+    chunk = drawn(cell, unit, H)
+    blocks = reference.blocks(unit)
+    saved = forward(chunk, plan, save=True)
+    dh = torch.randn(T, B, H).half()
+    found = backward(chunk, saved, dh, None, None, plan)
+    exact = {
+        "zx": unpacked(chunk.zx, blocks, H),
+        "W_zm": unpacked(chunk.W_zm.t(), blocks, H).t(),
+        "h_0": chunk.h_0.double(),
+        "c_0": chunk.c_0.double(),
+    }
+    if chunk.mx is not None and chunk.W_mh is not None:
+        exact |= {"mx": chunk.mx.double(), "W_mh": chunk.W_mh.double()}
+    if chunk.px is not None:
+        exact["px"] = unpacked(chunk.px, blocks, H)
+    if chunk.b_h is not None:
+        exact["b_h"] = chunk.b_h.double()
+    exact = {name: x.clone().requires_grad_() for name, x in exact.items()}
+    h, last = reference.recurrence(
+        exact.get("mx"), exact["zx"], exact.get("W_mh"), exact["W_zm"], State(exact["h_0"], exact["c_0"]),
+        chunk.mask, exact.get("px"), exact.get("b_h"), unit,
+    )  # fmt: skip
+    (h * dh.double()).sum().backward()
+    ours = {"zx": unpacked(found.dz, blocks, H), "h_0": found.dh_0, "c_0": found.dc_0}
+    pairs = [(saved.h[1:], h.detach())]
+    if blocks == 1:
+        del ours["c_0"]
+    else:
+        pairs.append((saved.c_T, last.c.detach()))
+    if found.dmx is not None:
+        ours["mx"] = found.dmx
+    if found.dpx is not None:
+        ours["px"] = unpacked(found.dpx, blocks, H)
+    if found.db_h is not None:
+        ours["b_h"] = found.db_h.sum(0)
+    pairs += [(x, exact[name].grad) for name, x in ours.items()]  # type: ignore[misc]
+    return max(rms(a, b) for a, b in pairs)
+
+
+def sampler_error(cell: str, H: int = 64, streams: int = 2) -> float:
+    """h after a step that reads a symbol."""
+    table = torch.randn(N, (5 if cell == "mlstm" else 4) * H)
+    W_mh = (torch.randn(H, H) * H**-0.5).half() if cell == "mlstm" else None
+    W_zm, W_out = (torch.randn(4 * H, H) * H**-0.5).half(), torch.randn(N, H).half()
+    work = Sampler(table, W_mh, W_zm, None, W_out, None, "standard", streams, 1, greedy=True, pdl=False)
+    symbols, before = torch.arange(streams), State(torch.randn(streams, H), torch.randn(streams, H))
+    work.start(before.h, before.c, symbols, 1.0)
+    work._step(0)
+    row = table[symbols].double()
+    wanted = reference.step(
+        None if W_mh is None else row[:, :H], unpacked(row[:, -4 * H :], 4, H),
+        None if W_mh is None else W_mh.double(), unpacked(W_zm.t(), 4, H).t(),
+        State(before.h.double(), before.c.double()),
+    )  # fmt: skip
+    assert torch.equal(work.drawn[0].long(), (wanted.h @ W_out.double().T).argmax(-1))
+    return rms(work.h, wanted.h)
+
+
+def trial_forgets() -> float:
+    """0 where a trial whose programs waited in vain is lost and leaves no flag, but for one that it found."""
+    here, chunk = torch.device("cpu"), drawn("mlstm", "standard", 64)  # two groups of units, which never meet
+    patience, small.SPINS = small.SPINS, 3
+    wrong = agree(chunk, WHOLE, PLAIN) or small.failed(here)
+    small.failed_flag(here).fill_(1)
+    wrong |= agree(chunk, PLAIN, PLAIN) or not small.failed(here)
+    small.forget(here)
+    small.SPINS = patience
+    return float(wrong or not agree(chunk, PLAIN, PLAIN))
+
+
+def main() -> None:
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    errors = {
+        "plain mlstm": chunk_error(PLAIN),
+        "plain initial": chunk_error(PLAIN, unit="initial"),
+        "plain initial-text": chunk_error(PLAIN, unit="initial-text"),
+        "plain lstm": chunk_error(PLAIN, "lstm"),
+        "plain milstm": chunk_error(PLAIN, "milstm"),
+        "plain tanh": chunk_error(PLAIN, "rnn", "tanh"),
+        "tiles mlstm": chunk_error(TILES),
+        "tiles initial": chunk_error(TILES, unit="initial"),
+        "tiles lstm": chunk_error(replace(TILES, m=None), "lstm"),
+        "whole mlstm": chunk_error(WHOLE),
+        "whole lstm": chunk_error(WHOLE, "lstm"),
+        "sampler mlstm": sampler_error("mlstm"),
+        "sampler lstm": sampler_error("lstm"),
+        "trial": trial_forgets(),
+    }
+    print(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    main()
