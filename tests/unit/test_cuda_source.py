@@ -10,6 +10,7 @@ import torch
 
 from mulstm.ops import cuda_driver, cuda_source
 from mulstm.ops.cuda_source import CompileError, Variant
+from mulstm.ops.reference import UNITS
 from mulstm.ops.triton_plan import PLAIN, Form, Plan, Tile, plan_of
 
 SIZES = [(1920, 1), (1920, 128), (1920, 129), (1920, 256), (2816, 100), (2816, 256), (4096, 320)]
@@ -74,6 +75,8 @@ def test_text() -> None:
     assert "#define SAVE 0\n" in text
     assert "m64n96k16" in text
     assert '"+f"(d[47])' in text
+    assert f"#define STANDARD {UNITS.index('standard')}\n" in text
+    assert f"#define INITIAL {UNITS.index('initial')}\n" in text
     assert "/*WGMMA*/" not in text
     assert "#include" not in text
     assert text != Variant(Form(128, 96, 5, CM=2, CS=2), "m", save=False).text()

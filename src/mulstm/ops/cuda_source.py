@@ -15,11 +15,11 @@ from typing import Any
 
 from mulstm.data.store import cache_folder
 from mulstm.errors import MulstmError
+from mulstm.ops.reference import UNITS
 from mulstm.ops.triton_plan import Form
 from mulstm.runs import write_atomic
 
 EPILOGUES = {"sums": 0, "m": 1, "gates": 2, "dm": 3, "cell": 4}
-UNITS = {"standard": 0, "initial": 1, "initial-text": 2}
 BK = 64  # of K in a tile
 OPTIONS = (b"--gpu-architecture=sm_90a", b"--std=c++17", b"-default-device")
 LARGEST_SHARED = 227 * 1024
@@ -74,7 +74,7 @@ class Variant:
             "CM": form.CM, "CS": form.CS, "XF32": form.fp32, "AHEAD": form.ahead,
             "STREAM": form.stream,
             "W_MN": self.rows_are_k, "EPI": EPILOGUES[self.epilogue],
-            "UNIT": UNITS[self.unit], "HAS_MASK": self.mask, "HAS_B": self.bias, "SAVE": self.save,
+            "UNIT": UNITS.index(self.unit), "HAS_MASK": self.mask, "HAS_B": self.bias, "SAVE": self.save,
             "C_EARLY": self.early, "INDEXED": self.indexed,
         }  # fmt: skip
 

@@ -14,10 +14,9 @@ from torch import Tensor
 GATE_BLOCK = 16
 GROUP: tl.constexpr = tl.constexpr(GATE_BLOCK)
 
-# ops.reference.UNITS as numbers.
+# Places in ops.reference.UNITS.
 STANDARD: tl.constexpr = tl.constexpr(0)
 INITIAL: tl.constexpr = tl.constexpr(1)
-INITIAL_TEXT: tl.constexpr = tl.constexpr(2)
 TANH: tl.constexpr = tl.constexpr(3)
 
 

@@ -15,7 +15,6 @@ class Tile:
     warps: int
     stages: int
     split: int = 1
-    more: int = 0  # further columns of the tile (gates only)
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Form:
     CS: int = 1  # CTAs that share K and exchange their sums
     parts: int = 1  # further parts of K, added by the kernel after it
     WGN: int = 1  # warpgroups side by side
-    ahead: int = 1  # how much of what follows the product is loaded before it: 0, 1, 2
+    ahead: int = 1  # how much of what follows the product is loaded before it: 0 (gates only), 1, 2
     stream: bool = False  # W leaves L2 first: it would not stay until the next step anyway
     share: int = 0  # percent of all shared memory that L1 leaves, for kernels beside it; 0: just enough
     fp32: bool = False  # sums exchanged in fp32 instead of bf16

@@ -53,51 +53,29 @@ def m_product(
 
 @triton.jit
 def gates_product(
-    m, W_zm, W_more, zx, c_prev, mask, b_h, z, c, h, row, stride_zx, B, H,
+    m, W_zm, zx, c_prev, mask, b_h, z, c, h, row, stride_zx, B, H,
     UNIT: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr, SAVE: tl.constexpr, EARLY: tl.constexpr,
-    PDL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MORE: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """z = zx + W_zm m, then c and h; m starts at `row` of its descriptor. Packed order throughout.
 
-    A tile is BN + MORE columns wide, two descriptors of the same matrix: no power of two may fit the chip as
-    well as a sum of two. EARLY says that another kernel ran since c_prev was written, so that it can be read
-    before the wait.
+    EARLY says that another kernel ran since c_prev was written, so that it can be read before the wait.
     """
     tile = tl.program_id(0) * BM
-    col = tl.program_id(1) * (BN + MORE)
+    col = tl.program_id(1) * BN
     # A larger tile has no registers left to hold its zx through the product.
-    AHEAD: tl.constexpr = BM * (BN + MORE) <= 16384
+    AHEAD: tl.constexpr = BM * BN <= 16384
     if AHEAD:
         x = _zx(zx, stride_zx, tile, col, B, H, BM, BN)
-        if MORE > 0:
-            x_more = _zx(zx, stride_zx, tile, col + BN, B, H, BM, MORE)
     if EARLY:
         old = _state(c_prev, tile, col, B, H, BM, BN)
-        if MORE > 0:
-            old_more = _state(c_prev, tile, col + BN, B, H, BM, MORE)
     wait(PDL)
     if not EARLY:
         old = _state(c_prev, tile, col, B, H, BM, BN)
-        if MORE > 0:
-            old_more = _state(c_prev, tile, col + BN, B, H, BM, MORE)
-    acc = tl.zeros([BM, BN], tl.float32)
-    if MORE > 0:
-        acc_more = tl.zeros([BM, MORE], tl.float32)
-    for k in tl.range(0, H, BK):
-        a = m.load([row + tile, k])
-        acc = tl.dot(a, W_zm.load([col, k]).T, acc)
-        if MORE > 0:
-            acc_more = tl.dot(a, W_more.load([col + BN, k]).T, acc_more)
+    acc = product(m, W_zm, row + tile, col, 0, H, BM, BN, BK, True)
     if not AHEAD:
         x = _zx(zx, stride_zx, tile, col, B, H, BM, BN)
-        if MORE > 0:
-            x_more = _zx(zx, stride_zx, tile, col + BN, B, H, BM, MORE)
     _finish(acc, x, old, mask, b_h, z, c, h, tile, col, B, H, UNIT, HAS_MASK, HAS_B, SAVE, BM, BN)
-    if MORE > 0:
-        _finish(
-            acc_more, x_more, old_more, mask, b_h, z, c, h, tile, col + BN, B, H,
-            UNIT, HAS_MASK, HAS_B, SAVE, BM, MORE,
-        )  # fmt: skip
 
 
 @triton.jit

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mulstm.ops.reference import UNITS
 from mulstm.ops.triton_cell import cell_forward, column
 from mulstm.ops.triton_pointwise import wait
 
 MOST_STREAMS = 4  # beyond, a matrix product is better
-UNITS = {"standard": 0, "initial": 1, "initial-text": 2}
 
 
 @triton.jit
@@ -186,7 +186,7 @@ class Sampler:
             )
         _gates[(triton.cdiv(H, 2),)](
             W_zm, table, self.symbols, self.m, b_h, self.c, self.h, H, width, width - 4 * H,
-            UNIT=UNITS[self.unit], HAS_B=b_h is not None, U=2, num_warps=8, **options,
+            UNIT=UNITS.index(self.unit), HAS_B=b_h is not None, U=2, num_warps=8, **options,
         )  # fmt: skip
         _logits[(triton.cdiv(N, 2),)](
             W_out, self.b_out, self.h, self.logits, N, H, R=2, num_warps=4, **options

@@ -14,12 +14,12 @@ from mulstm.ops import cuda_steps
 from mulstm.ops import triton_pointwise as pointwise
 from mulstm.ops import triton_products as products
 from mulstm.ops import triton_small as small
+from mulstm.ops.reference import UNITS
 from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
 from mulstm.ops.triton_plan import Form, Plan, Tile
 from mulstm.ops.triton_vectors import through_vectors
 
 NONE, GIVEN, VECTORS = 0, 1, 2  # kinds of px, as in triton_pointwise
-UNITS = {"standard": 0, "initial": 1, "initial-text": 2, "tanh": 3}
 ROWS, COLUMNS, WARPS = 4, 256, 4  # a pointwise kernel's tile
 ROWS_BACK = 2  # so many that more CTAs find registers beside a product and load while it runs
 ROWS_VECTORS, COLUMNS_VECTORS = 8, 64  # as small, but MI-LSTM's vectors are read anew for fewer tiles of rows
@@ -103,7 +103,7 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
         small.small_forward[grid](
             mx, zx, W_mh, W_zm, mask, h, c, z, a, m, counters, failed,
             0 if mx is None else mx.stride(1), zx.stride(1), T, B, H, small.SPINS,
-            UNIT=UNITS[unit], HAS_M=mx is not None, HAS_MASK=mask is not None, SAVE=save, **options,
+            UNIT=UNITS.index(unit), HAS_M=mx is not None, HAS_MASK=mask is not None, SAVE=save, **options,
         )  # fmt: skip
         return saved
     # The copies above stand between the first kernel of the loop and whatever made mx and zx: a kernel reads
@@ -176,7 +176,7 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool
     _, B, H = h.shape
     width = zx.shape[2]
     places = c.shape[0]
-    flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None, "SAVE": save}
+    flags = {"UNIT": UNITS.index(unit), "HAS_MASK": mask is not None, "HAS_B": b_h is not None, "SAVE": save}
     if tile is None or isinstance(tile, Form):
         work = _Pointwise.of(chunk)
         sums = zx.new_empty(1, B, width) if px is None else r
@@ -194,16 +194,15 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool
 
         return apart
     rows, W = _rows(operand, (tile.BM, tile.BK)), _matrix(W_zm, (tile.BN, tile.BK))
-    more = _matrix(W_zm, (tile.more, tile.BK)) if tile.more else None
-    grid = (triton.cdiv(B, tile.BM), triton.cdiv(width, tile.BN + tile.more))
+    grid = (triton.cdiv(B, tile.BM), triton.cdiv(width, tile.BN))
 
     def fused(t: int, pdl: bool) -> None:
         row = (t % operand.shape[0]) * B
         products.gates_product[grid](
-            rows, W, more, zx[t], c[t % places], mask, b_h,
+            rows, W, zx[t], c[t % places], mask, b_h,
             z[t] if save else z, c[(t + 1) % places], h[t + 1],
             row, zx.stride(1), B, H,
-            EARLY=mx is not None, MORE=tile.more, **flags, **_options(tile, pdl),
+            EARLY=mx is not None, **flags, **_options(tile, pdl),
         )  # fmt: skip
 
     return fused
@@ -251,7 +250,7 @@ def backward(
         small.small_backward[grid](
             dh, dh_rec, dc, mx, W_mh, W_zm, mask, c, z, a, dx, da, dh_0, sums, counters, failed,
             0 if mx is None else mx.stride(1), dx.stride(1), T, B, H, small.SPINS,
-            UNIT=UNITS[unit], HAS_M=mx is not None, HAS_MASK=mask is not None, **options,
+            UNIT=UNITS.index(unit), HAS_M=mx is not None, HAS_MASK=mask is not None, **options,
         )  # fmt: skip
         return out
     # Likewise these copies stand between the first kernel and whatever made dh.
@@ -273,7 +272,7 @@ def _backward_step(
     (B, H), T = h_0.shape, dh.shape[0]
     _, _, dz, dr, da, _, dh_0, dc, db_h = out
     work = _Pointwise.of(chunk, ROWS_BACK if plan.uses_cuda else ROWS)
-    flags = {"UNIT": UNITS[unit], "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
+    flags = {"UNIT": UNITS.index(unit), "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
     lstm = unit != "tanh"
     to_m = (
         _to_da(chunk, saved, out, plan, work)

@@ -1,6 +1,6 @@
 // What follows a product. before(): loads that depend on no kernel, or on one two kernels ago. after(): those
-// that depend on the kernel before. ask(): brings into L2 what will be loaded behind the product. finish(): from
-// the sums to memory. Shuffles stand outside all conditions.
+// that depend on the kernel before. between(): those that wait until the product is done. finish(): from the sums
+// to memory. Shuffles stand outside all conditions.
 
 __device__ __forceinline__ void prefetch(const void *p, bool inside) {
   if (inside) asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
@@ -24,7 +24,6 @@ __device__ __forceinline__ char *pair(const void *x, const Place &o, int r, int 
 // y0: (parts, B, N) bf16
 struct Epilogue {
   __device__ __forceinline__ void before(const Args &, const Place &) {}
-  __device__ __forceinline__ void ask(const Args &, const Place &) {}
   __device__ __forceinline__ void after(const Args &, const Place &) {}
   __device__ __forceinline__ void between(const Args &, const Place &) {}
   __device__ __forceinline__ void finish(const Args &g, const Place &o, float (&s)[ROWS][JF * 2]) {
@@ -44,7 +43,7 @@ struct Epilogue {
 // backward: da = mx sums, dmx = a sums.   x0 mx (stride_x), x1 a; y0 da, y1 dmx (stride_y)
 struct Epilogue {
   uint2 x[ROWS][P], y[ROWS][P];
-  __device__ __forceinline__ void read(const Args &g, const Place &o) {
+  __device__ __forceinline__ void before(const Args &g, const Place &o) {
     ALL(r, ROWS) {
       const char *mx = wide_x(g, o, r, o.n), *a = wide(g.x1, o, r, g.N, o.n);
       ALL(p, P) {
@@ -54,14 +53,8 @@ struct Epilogue {
       }
     }
   }
-  __device__ __forceinline__ void before(const Args &g, const Place &o) {
-    if (AHEAD) read(g, o);
-  }
-  __device__ __forceinline__ void ask(const Args &, const Place &) {}
   __device__ __forceinline__ void after(const Args &, const Place &) {}
-  __device__ __forceinline__ void between(const Args &g, const Place &o) {
-    if (!AHEAD) read(g, o);
-  }
+  __device__ __forceinline__ void between(const Args &, const Place &) {}
   __device__ __forceinline__ void finish(const Args &g, const Place &o, float (&s)[ROWS][JF * 2]) {
     ALL(r, ROWS) {
       char *out_0 = wide(g.y0, o, r, g.N, o.n), *out_1 = wide(g.y1, o, r, EPI == M_FORWARD ? g.N : g.stride_y, o.n);
@@ -107,11 +100,10 @@ struct Epilogue {
         if (C_EARLY) read_units(g.x1, old[r], g, o, r);
         if (AHEAD > 1 && HAS_MASK) read_units(g.x2, keep[r], g, o, r);
       }
+      return;
     }
-  }
-  __device__ __forceinline__ void ask(const Args &g, const Place &o) {
-    if (AHEAD) return;
-    ALL(r, ROWS) ALL(k, G) {  // a quad asks for the 128 bytes of a group and its 64 of c
+    // Into L2 only, for there are no registers. A quad asks for the 128 bytes of a group and its 64 of c.
+    ALL(r, ROWS) ALL(k, G) {
       const bool in = o.in[r] && o.n + k * 64 < g.N;
       prefetch((const char *)g.x0 + 2 * ((long long)o.x[r] * g.stride_x + o.n + k * 64 + o.q * 16), in);
       const char *c = (const char *)g.x1 + 4 * ((long long)o.b[r] * g.N / 4 + (o.n + k * 64) / 4 + (o.q & 1) * 8);
@@ -123,15 +115,10 @@ struct Epilogue {
   }
   __device__ __forceinline__ void between(const Args &g, const Place &o) {
     if (HAS_MASK && AHEAD == 1) ALL(r, ROWS) read_units(g.x2, keep[r], g, o, r);
-    if (!AHEAD && ROWS == 1) {
-      read_x(g, o, 0);
-      read_units(g.x1, old[0], g, o, 0);
-      if (HAS_MASK) read_units(g.x2, keep[0], g, o, 0);
-    }
   }
   __device__ __forceinline__ void finish(const Args &g, const Place &o, float (&s)[ROWS][JF * 2]) {
     ALL(r, ROWS) {
-    if (!AHEAD && ROWS > 1) {  // a row at a time: there are no registers for two
+    if (!AHEAD) {  // a row at a time: there are no registers for two
       read_x(g, o, r);
       read_units(g.x1, old[r], g, o, r);
       if (HAS_MASK) read_units(g.x2, keep[r], g, o, r);
@@ -183,49 +170,30 @@ struct Epilogue {
 struct Epilogue {
   uint2 z[ROWS][P][4], old[ROWS][P][2], now[ROWS][P][2], keep[ROWS][P][2], d[ROWS][P], dc[ROWS][P][2];
 
-  static constexpr int SOME = AHEAD ? P : (P + 1) / 2;  // blocks loaded at a time
-
-  __device__ __forceinline__ void read_units(
-      const void *from, uint2 (&to)[P][2], const Args &g, const Place &o, int r, int first) {
+  __device__ __forceinline__ void read_units(const void *from, uint2 (&to)[P][2], const Args &g, const Place &o, int r) {
     const char *x = pair(from, o, r, g.N, o.n);
-    ALL(p, P) if (p >= first && p < first + SOME)
-      ALL(i, 2) to[p][i] = load2(x + p * 64 + i * 32, o.in[r] && o.n + p * 16 < g.N);
-  }
-  __device__ __forceinline__ void read(const Args &g, const Place &o, int r, int first) {
-    const char *z_ = wide(g.x0, o, r, 4 * g.N, 4 * o.n), *d_ = wide(g.x4, o, r, g.N, o.n);
-    ALL(p, P) if (p >= first && p < first + SOME) {
-      const bool in = o.in[r] && o.n + p * 16 < g.N;
-      ALL(i, 4) z[r][p][i] = load2(z_ + p * 128 + i * 32, in);
-      d[r][p] = load2(d_ + p * 32, in);
-    }
-    read_units(g.x1, old[r], g, o, r, first);
-    read_units(g.x2, now[r], g, o, r, first);
-    read_units(g.y0, dc[r], g, o, r, first);
-    if (HAS_MASK) read_units(g.x3, keep[r], g, o, r, first);
+    ALL(p, P) ALL(i, 2) to[p][i] = load2(x + p * 64 + i * 32, o.in[r] && o.n + p * 16 < g.N);
   }
   __device__ __forceinline__ void before(const Args &g, const Place &o) {
-    if (AHEAD) ALL(r, ROWS) read(g, o, r, 0);
-  }
-  __device__ __forceinline__ void ask(const Args &g, const Place &o) {
-    if (AHEAD) return;
-    ALL(r, ROWS) ALL(p, P) {
-      const int u = o.n + p * 16;
-      const bool in = o.in[r] && u < g.N;
-      const long long at = (long long)o.b[r] * g.N + u;
-      prefetch((const char *)g.x0 + 2 * (at * 4 + o.q * 16), in);
-      prefetch((const char *)(o.odd ? g.x1 : g.x2) + 4 * (at + (o.q / 2) * 8), in);
-      prefetch((const char *)g.x4 + 2 * at, in && o.q == 0);
+    ALL(r, ROWS) {
+      const char *z_ = wide(g.x0, o, r, 4 * g.N, 4 * o.n), *d_ = wide(g.x4, o, r, g.N, o.n);
+      ALL(p, P) {
+        const bool in = o.in[r] && o.n + p * 16 < g.N;
+        ALL(i, 4) z[r][p][i] = load2(z_ + p * 128 + i * 32, in);
+        d[r][p] = load2(d_ + p * 32, in);
+      }
+      read_units(g.x1, old[r], g, o, r);
+      read_units(g.x2, now[r], g, o, r);
+      read_units(g.y0, dc[r], g, o, r);
+      if (HAS_MASK) read_units(g.x3, keep[r], g, o, r);
     }
   }
   __device__ __forceinline__ void after(const Args &, const Place &) {}
-  __device__ __forceinline__ void between(const Args &g, const Place &o) {
-    if (!AHEAD) read(g, o, 0, 0);
-  }
+  __device__ __forceinline__ void between(const Args &, const Place &) {}
   __device__ __forceinline__ void finish(const Args &g, const Place &o, float (&s)[ROWS][JF * 2]) {
     ALL(r, ROWS) {
     char *out_dz = wide(g.y1, o, r, g.stride_y, 4 * o.n), *out_dc = pair(g.y0, o, r, g.N, o.n), *out_db = pair(g.y2, o, r, g.N, o.n);
     ALL(p, P) {
-      if (!AHEAD && (r > 0 || p > 0) && p % SOME == 0) read(g, o, r, p);
       const int u = o.n + p * 16;
       const bool in = o.in[r] && u < g.N;
       uint2 gates[4];

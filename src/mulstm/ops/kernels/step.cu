@@ -29,7 +29,7 @@ struct Args {
   int stride_x, stride_y;                   // rows of the strided input and output
 };
 
-// EPI and UNIT
+// EPI and UNIT (a place in ops/reference.py's UNITS)
 #define SUMS 0
 #define M_FORWARD 1
 #define GATES 2
@@ -37,7 +37,6 @@ struct Args {
 #define CELL_BACKWARD 4
 #define STANDARD 0
 #define INITIAL 1
-#define INITIAL_TEXT 2
 
 constexpr int BK = 64;
 constexpr int WN = BN / WGN;
@@ -57,6 +56,7 @@ constexpr int X_BYTES = X_WORDS * 4 * CONSUMERS;
 static_assert(BM == 64 * WGM && BN == WN * WGN && WN % 16 == 0 && J % PARTS == 0 && JF % 2 == 0, "");
 static_assert(CS == 1 || X_WORDS % 4 == 0, "");
 static_assert(EPI != GATES || JF % 8 == 0, "");
+static_assert(AHEAD || EPI == SUMS || (EPI == GATES && CS == 1), "");
 static_assert(!W_MN || WN % 64 == 0, "");
 static_assert(A_BYTES % 1024 == 0 && W_BYTES % 1024 == 0, "");
 
@@ -336,7 +336,6 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
   }
   Epilogue epilogue;
   epilogue.before(args, place);
-  epilogue.ask(args, place);
   wait_for_kernel_before();
   epilogue.after(args, place);
 
