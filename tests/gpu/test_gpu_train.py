@@ -4,35 +4,50 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from made_runs import RICH, Tiny, same, weights
 from mulstm import checkpoint, job, parallel, train, update
 from mulstm.evaluate import evaluate
-from mulstm.recipe import Recipe
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-Tiny = Callable[..., Recipe]
+# So wide that pairs of lane and symbol pay; chunks so short that their number varies.
+PAIRS = ("model.hidden=600", "train.lanes=4", "train.chunk=60")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "more", "graphs"), [("fp32", (), 1), ("bf16", (), 1), ("bf16", PAIRS, 2)]
+)
 def test_a_run_stops_goes_on_and_is_read_on_a_cpu(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    more: tuple[str, ...],
+    graphs: int,
 ) -> None:
-    recipe = tiny("model.hidden=32", "train.updates=60", "evaluate.every=30", f"train.precision={precision}")
-    whole, _ = train.train(recipe, runs_dir=tmp_path / "whole", device="cuda", quiet=True)
+    recipe = tiny(
+        *RICH,
+        "model.hidden=32",
+        "train.updates=60",
+        "evaluate.every=30",
+        f"train.precision={precision}",
+        *more,
+    )
+    expected, whole = train.train(recipe, runs_dir=tmp_path / "whole", device="cuda", quiet=True)
     real, calls = update.GraphedUpdate.step, [0]
 
     def step(self: update.GraphedUpdate) -> None:
         calls[0] += 1
         if calls[0] == 33:
+            assert len(self.graphs) >= graphs
             os.kill(os.getpid(), signal.SIGINT)
         real(self)
 
@@ -40,12 +55,14 @@ def test_a_run_stops_goes_on_and_is_read_on_a_cpu(
         patch.setattr(update.GraphedUpdate, "step", step)
         with pytest.raises(train.RunInterruptedError):
             train.train(recipe, runs_dir=tmp_path / "broken", device="cuda", quiet=True)
-    again, folder = train.train(
+    again, broken = train.train(
         recipe, runs_dir=tmp_path / "broken", device="cuda", quiet=True, resume_from="auto"
     )
     assert again["updates"] == 60
-    assert again["test_bits_per_char"] == pytest.approx(whole["test_bits_per_char"], rel=1e-3)
-    model = checkpoint.load(folder / "last.safetensors").model
+    for name in ("last", "resume"):
+        assert same(weights(whole, name), weights(broken, name)), name
+    assert again["test_bits_per_char"] == expected["test_bits_per_char"]
+    model = checkpoint.load(broken / "last.safetensors").model
     assert model.W_out.device.type == "cpu"
     split = job.load_corpus(recipe, parallel.Share(), None).split("test")
     assert evaluate(model, split, 5).bits_per_char == pytest.approx(again["test_bits_per_char"], rel=5e-3)
