@@ -79,7 +79,7 @@ def save(
 def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Checkpoint:
     """The model on `device`, ready to be used; a run folder stands for its best model, or its last."""
     file = find(path)
-    meta = _read_header(file)
+    meta = read_meta(file)
     if meta.get("kind") != "model":
         raise CheckpointError(
             f"{file} holds the training state of a run, not a model. Give last.safetensors beside it."
@@ -170,7 +170,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file written by `write_tensors` with this kind."""
-    meta = _read_header(path)
+    meta = read_meta(path)
     if meta.get("kind") != kind:
         raise CheckpointError(
             f"{path} is a {meta.get('kind')!r} file, not a {kind!r} file. Give the right one of the two."
@@ -178,7 +178,7 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
     return load_file(path), meta
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> dict[str, Any]:
     """Our metadata, read without touching the weights; every way a file can be wrong has its own sentence."""
     size = path.stat().st_size
     with open(path, "rb") as file:

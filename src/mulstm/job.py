@@ -127,18 +127,38 @@ def build(
     return job
 
 
-def earlier(recipe: Recipe, runs_dir: Path, resume_from: str | None) -> Path | None:
-    """The folder to go on with: the one named, or for "auto" the newest run of this very recipe, if any."""
+def earlier(
+    recipe: Recipe, runs_dir: Path, resume_from: str | None, start_from: str | Path | None = None
+) -> Path | None:
+    """The folder to go on with: the one named, or for "auto" the newest run of this very recipe and start."""
     if resume_from is None:
         return None
+    start = "" if start_from is None else checkpoint.read_meta(checkpoint.find(start_from))["fingerprint"]
     if resume_from != "auto":
+        if start_from is not None and _tuned_from(Path(resume_from)) != start:
+            raise RunError(
+                f"The run in {resume_from} did not start from {start_from}. Leave --from out to go on with it, "
+                "or start a new run."
+            )
         return Path(resume_from)
     own = recipes.as_dict(recipe)
     for folder in runs.newest_first(recipe.name, root=runs_dir):
         with contextlib.suppress(RecipeError):  # of another version
-            if not differences(own, recipes.as_dict(runs.recipe_of(folder))):
+            same = not differences(own, recipes.as_dict(runs.recipe_of(folder)))
+            if same and _tuned_from(folder) == start:
                 return folder
     return None
+
+
+def _tuned_from(folder: Path) -> str:
+    """The fingerprint of the model a run started from; empty where it started from none."""
+    return str((_saved_source(folder) or {}).get("tuned_from", ""))
+
+
+def _saved_source(folder: Path) -> dict[str, Any] | None:
+    """What a run's checkpoints say of their origin; None before both are there to go on with."""
+    files = folder / "last.safetensors", folder / resume.NAME
+    return dict(checkpoint.read_meta(files[0])["source"]) if all(f.is_file() for f in files) else None
 
 
 def differences(now: dict[str, Any], then: dict[str, Any], prefix: str = "") -> list[str]:
@@ -279,8 +299,9 @@ def _require_predictable(model: LanguageModel, corpus: Corpus) -> None:
 
 def _source(recipe: Recipe, start_from: str | Path | None, folder: Path) -> dict[str, Any]:
     """What the checkpoints of a run say of their origin: all that was known of the model it starts from."""
-    if (folder / "last.safetensors").is_file():
-        return dict(checkpoint.load(folder / "last.safetensors").meta["source"])
+    saved = _saved_source(folder)
+    if saved is not None:
+        return saved
     found: dict[str, Any] = {}
     if start_from is not None:
         start = checkpoint.load(start_from)

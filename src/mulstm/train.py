@@ -31,7 +31,7 @@ LOOK_EVERY = {"cpu": 1, "cuda": 20}
 # Updates in which kernels are compiled and a graph is captured: the speed on the screen leaves them out.
 WARM_UP = {"cpu": 1, "cuda": GraphedUpdate.EAGER + 1}
 # Recipe keys that may differ from a packaged recipe while the run still counts as that recipe's.
-INCIDENTAL = ("train.seed", "train.precision", "train.backend", "train.save_every", "title")
+INCIDENTAL = ("train.seed", "train.precision")
 
 
 class RunInterruptedError(RunError):
@@ -57,7 +57,7 @@ def train(
     recipes.check(recipe)
     started = time.perf_counter()
     with parallel.joined(device) as share, contextlib.ExitStack() as stack:
-        path = jobs.earlier(recipe, runs_dir, resume_from)
+        path = jobs.earlier(recipe, runs_dir, resume_from, start_from)
         record = jobs.finished(path) if path is not None else None
         if path is not None and record is not None:
             if share.first and not quiet:
@@ -83,6 +83,9 @@ def train(
                 warm_up=WARM_UP[share.device.type] * symbols,
             )
             stack.enter_context(job.screen)
+        # Only checkpoints tell where a run started: killed before its first, it would go on from the seed.
+        if start_from is not None and job.progress.update == 0:
+            save(job)
         run_updates(job)
         save(job)
         record = finish(job)
@@ -262,7 +265,7 @@ def finish(job: Job) -> dict[str, Any]:
 def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[str, Any]:
     recipe, progress = job.recipe, job.progress
     valid, test = measured.get("valid"), measured.get("test")
-    reason = _departures(recipe)
+    reason = _departures(recipe, job.source)
     record: dict[str, Any] = {
         "recipe": recipe.name,
         "table": recipe.table,
@@ -297,12 +300,13 @@ def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[s
     return record
 
 
-def _departures(recipe: Recipe) -> str:
-    """Why a run does not count as its packaged recipe's: what the command line changed in it."""
+def _departures(recipe: Recipe, source: dict[str, Any]) -> str:
+    """Why a run does not count as its packaged recipe's: what the command line changed, or started from."""
     if not recipe.table or recipe.name not in recipes.names():
         return ""
     changed = jobs.differences(recipes.as_dict(recipe), recipes.as_dict(recipes.load(recipe.name)))
     told = [text for text in changed if text.split()[0] not in INCIDENTAL]
+    told += ["started from a trained model"] if "tuned_from" in source else []
     return f"not the recipe as it stands: {'; '.join(told)}" if told else ""
 
 

@@ -167,11 +167,13 @@ def test_rotation_starts_each_epoch_elsewhere(tiny: Tiny) -> None:
 
 def test_a_shortened_row_says_so() -> None:
     row = recipes.load("hutter/mlstm")
-    assert train._departures(row) == ""
+    assert train._departures(row, {}) == ""
     seeded = recipes.load("hutter/mlstm", ["train.seed=7", "train.precision=bf16"])
-    assert train._departures(seeded) == ""
+    assert train._departures(seeded, {}) == ""
     short = recipes.load("hutter/mlstm", ["train.updates=100"])
-    assert "train.updates was" in train._departures(short)
+    assert "train.updates was" in train._departures(short, {})
+    assert "started from a trained model" in train._departures(row, {"tuned_from": "0123"})
+    assert train._departures(recipes.load("finetune"), {"tuned_from": "0123"}) == ""
 
 
 def test_lanes_that_cannot_be_shared(tiny: Tiny, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
 from made_runs import RICH, Tiny, at_update, run, same, steady, weights
@@ -84,6 +85,40 @@ def test_interrupted_while_measuring_at_the_end(
     monkeypatch.undo()
     record, _ = run(tiny(), tmp_path, resume_from="auto")
     assert record["updates"] == 12
+
+
+def test_a_run_killed_at_once_goes_on_from_the_model_it_started_from(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = run(tiny(), tmp_path / "first")
+    start, slow = first / "last.safetensors", tiny("train.updates=2", "optimiser.rate=1e-12")
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        at_update(patch, 1, die)
+        with pytest.raises(KeyboardInterrupt):
+            run(slow, tmp_path, start_from=start)
+    (folder,) = runs.newest_first("text", root=tmp_path)
+    _, resumed = run(slow, tmp_path, resume_from=str(folder))
+    assert torch.allclose(weights(first)["W_out"], weights(resumed)["W_out"], atol=1e-6)
+    source = checkpoint.load(resumed).meta["source"]
+    assert source["tuned_from"] == checkpoint.load(start).meta["fingerprint"]
+
+
+def test_auto_takes_the_run_of_this_start_only(tiny: Tiny, tmp_path: Path) -> None:
+    _, plain = run(tiny(), tmp_path)
+    start, other = plain / "last.safetensors", tmp_path / "other.safetensors"
+    _, tuned = run(tiny(), tmp_path, start_from=start, resume_from="auto")
+    assert tuned != plain
+    assert job.earlier(tiny(), tmp_path, "auto") == plain
+    assert job.earlier(tiny(), tmp_path, "auto", start) == tuned
+    other.write_bytes((tuned / "last.safetensors").read_bytes())
+    assert job.earlier(tiny(), tmp_path, "auto", other) is None
+    assert job.earlier(tiny(), tmp_path, str(tuned)) == tuned
+    with pytest.raises(RunError, match="did not start from"):
+        run(tiny(), tmp_path, start_from=other, resume_from=str(tuned))
 
 
 def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
