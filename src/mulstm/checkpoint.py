@@ -77,7 +77,7 @@ def save(
 
 
 def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Checkpoint:
-    """The model on `device`, ready to be used; a run folder stands for its best model, or its last."""
+    """The model on `device`, ready to be used; a run folder stands for the model that its record is of."""
     file = find(path)
     meta = read_meta(file)
     if meta.get("kind") != "model":
@@ -108,9 +108,10 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
 
 
 def find(path: str | os.PathLike[str]) -> Path:
-    """The file meant: itself, the best (else the last) model of a run folder, or a released model by name."""
+    """The file meant: itself, the model of a run folder that counts, or a released model by name."""
     given = Path(path)
     if given.is_dir():
+        # The best is there where the recipe has patience; else the last counts.
         for name in ("best.safetensors", "last.safetensors"):
             if (given / name).is_file():
                 return given / name

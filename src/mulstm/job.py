@@ -137,8 +137,8 @@ def earlier(
     if resume_from != "auto":
         if start_from is not None and _tuned_from(Path(resume_from)) != start:
             raise RunError(
-                f"The run in {resume_from} did not start from {start_from}. Leave --from out to go on with it, "
-                "or start a new run."
+                f"The run in {resume_from} did not start from {start_from}. "
+                "Leave --from out to go on with it, or start a new run."
             )
         return Path(resume_from)
     own = recipes.as_dict(recipe)

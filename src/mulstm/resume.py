@@ -25,6 +25,7 @@ class Progress:
     update: int = 0
     seconds: float = 0.0  # of training updates only
     validated: int = 0  # `update` at the last validation
+    valid_bits: float | None = None  # found by it
     valid_seconds: float = 0.0
     best_bits: float | None = None  # of the validations so far
     best_update: int = 0

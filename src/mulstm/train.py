@@ -163,7 +163,7 @@ def attend(job: Job) -> None:
 
 
 def validate(job: Job) -> float | None:
-    """Bits/char on the validation part; keeps the best model, and stops the run when it gains no more.
+    """Bits/char on the validation part; with patience keeps the best model, and stops when nothing is gained.
 
     None when a signal came meanwhile: the run, once resumed, begins with this validation.
     """
@@ -184,10 +184,12 @@ def validate(job: Job) -> float | None:
         return None
     if not math.isfinite(bits):
         raise _diverged(job, "The validation loss is")
-    progress.validated = progress.update
+    progress.validated, progress.valid_bits = progress.update, bits
     if progress.best_bits is None or bits < progress.best_bits:
         progress.best_bits, progress.best_update, progress.stale = bits, progress.update, 0
-        job.share.by_first(lambda: _write_model(job, "best.safetensors", bits))
+        # Without patience the last model counts: a folder must not stand for another than its record.
+        if recipe.patience:
+            job.share.by_first(lambda: _write_model(job, "best.safetensors", bits))
     else:
         progress.stale += 1
         if recipe.patience and progress.stale >= recipe.patience:
@@ -229,7 +231,8 @@ def save(job: Job) -> None:
     # A last step too large leaves finite losses behind and weights that are not.
     if not all(bool(torch.isfinite(parameter).all()) for parameter in job.update.parameters):
         raise _diverged(job, "Some weight is")
-    job.share.by_first(lambda: _write_model(job, "last.safetensors", job.progress.best_bits))
+    bits = job.progress.valid_bits if job.progress.validated == job.progress.update else None
+    job.share.by_first(lambda: _write_model(job, "last.safetensors", bits))
     resume.save(job.folder / resume.NAME, job.update, job.progress, job.facts)
     job.saved = time.monotonic()
 

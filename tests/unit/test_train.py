@@ -28,7 +28,6 @@ def test_what_a_run_leaves_behind(tiny: Tiny, tmp_path: Path) -> None:
         "environment.json",
         "log.jsonl",
         "last.safetensors",
-        "best.safetensors",
         "resume.safetensors",
         "metrics.json",
         "lock",
@@ -108,6 +107,29 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, tmp_path: Path, monkeypatch: 
     assert not same(weights(folder, "best"), weights(folder, "last"))
 
 
+@pytest.mark.parametrize("patience", [0, 9])
+def test_a_folder_stands_for_the_model_of_its_record(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
+) -> None:
+    real, bits = train.evaluate, iter([4.0, 5.0])
+
+    def told(*given: Any, **named: Any) -> Any:
+        found = real(*given, **named)
+        if "symbols" in named:  # during training
+            return replace(found, nats=next(bits) * math.log(2) * found.symbols)
+        return found
+
+    monkeypatch.setattr(train, "evaluate", told)
+    recipe = tiny("evaluate.every=6", f"evaluate.patience={patience}")
+    record, folder = run(recipe, tmp_path)
+    loaded = checkpoint.load(folder)
+    assert loaded.meta["metrics"]["update"] == (6 if patience else 12)
+    test = job.load_corpus(recipe, parallel.Share(), None).split("test")
+    assert real(loaded.model, test, 5).bits_per_char == record["test_bits_per_char"]
+    last = checkpoint.load(folder / "last.safetensors").meta["metrics"]
+    assert last["valid_bits_per_char"] == pytest.approx(5.0)
+
+
 @pytest.mark.parametrize(("rate", "good", "what"), [(math.inf, 6, "Some weight"), (1e38, 7, "The loss")])
 def test_a_loss_that_is_no_number(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float, good: int, what: str
@@ -120,7 +142,8 @@ def test_a_loss_that_is_no_number(
         run(tiny("train.save_every=1e-9"), tmp_path)
     (folder,) = runs.newest_first("text", root=tmp_path)
     assert all(bool(torch.isfinite(t).all()) for t in weights(folder, "last").values())
-    assert checkpoint.load(folder / "last.safetensors").meta["metrics"]["update"] == good
+    last = checkpoint.load(folder / "last.safetensors").meta["metrics"]
+    assert (last["update"], last["valid_bits_per_char"]) == (good, None)  # validated at 5
     assert not (folder / "metrics.json").exists()
 
 

@@ -30,7 +30,7 @@ def test_nothing_is_left_to_do(tiny: Tiny, tmp_path: Path, capsys: pytest.Captur
 def test_resumed_equals_unbroken(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
-    recipe = tiny(*RICH)
+    recipe = tiny(*RICH, "evaluate.patience=9")
     _, whole = run(recipe, tmp_path / "whole")
     for n in (4, 6):  # twice interrupted, the second time across an epoch's end
         with monkeypatch.context() as patch:
@@ -50,7 +50,7 @@ def test_resumed_equals_unbroken(
 
 
 def test_interrupted_while_validating(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tiny()
+    recipe = tiny("evaluate.patience=9")
     _, whole = run(recipe, tmp_path / "whole")
     real = train.evaluate
 

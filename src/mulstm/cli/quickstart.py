@@ -30,7 +30,7 @@ def command(
     )
     corpus = load(chosen.data.corpus, split=chosen.data.split, alphabet=chosen.data.alphabet)
     compressors = packed(corpus.split("test").raw())
-    loaded = checkpoint.load(folder / "last.safetensors")
+    loaded = checkpoint.load(folder)
     drawn = sample(loaded.model, loaded.alphabet, b"def ", Sampling(length=400, temperature=0.7))
     text = "def " + b"".join(piece for (piece,) in drawn).decode("utf-8", errors="replace")
     figures = report.learning_curve(folder, compressors)
