@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from mulstm.errors import CheckpointError, DataError
 from mulstm.evaluate import Evaluation
 from mulstm.nn.model import LanguageModel
 from mulstm.ops import State
+from mulstm.record_corpus import RecordSplit
 from mulstm.units import bits_per_char
 
 ASK_EVERY = 100  # segments
@@ -53,6 +56,7 @@ def gather_statistics(
     model: LanguageModel, split: Split, *, lanes: int = 100, segment: int = 20, batches: int = 500
 ) -> Statistics:
     """R of every parameter: root mean square of its gradients over batches of `lanes` x `segment` symbols."""
+    _require_text(split)
     parameters = dict(model.named_parameters())
     squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
@@ -76,19 +80,23 @@ def gather_statistics(
 
 
 def kept_statistics(
-    folder: Path, model: LanguageModel, alphabet: Alphabet, split: Callable[[], Split], **how: int
+    folder: Path, model: LanguageModel, alphabet: Alphabet, split: Split, **how: int
 ) -> Statistics:
-    """Those kept in `folder`, if they are of this very model and gathered in this way; else they are made."""
-    print_of = fingerprint(model, alphabet)
-    wanted = {"model": print_of, **how}
-    words = [print_of[:16], *(f"{name}{value}" for name, value in how.items())]
-    file = folder / f"{'-'.join(words)}.safetensors"
+    """Those kept in `folder`, if they are of this very model and text and gathered so; else they are made."""
+    wanted: dict[str, str | int] = {
+        "model": fingerprint(model, alphabet),
+        "text": split.text.checksum(split.start, split.stop),
+        "precision": model.precision,
+        **how,
+    }
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+    file = folder / f"{digest[:32]}.safetensors"
     if file.is_file():
         with contextlib.suppress(CheckpointError):  # a damaged copy is made again
             tensors, meta = read_tensors(file, "statistics")
             if meta["of"] == wanted:
                 return tensors
-    R = gather_statistics(model, split(), **how)
+    R = gather_statistics(model, split, **how)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(file, R, {"format": FORMAT, "kind": "statistics", "of": wanted})
     return R
@@ -167,6 +175,7 @@ def evaluate_dynamic(
     progress: Callable[[int, float], None] | None = None,  # gets the symbols read and their bits/char so far
 ) -> Evaluation:
     """One lane, one pass, every symbol scored before a copy of `model` learns from it."""
+    _require_text(split)
     learner = Learner(model, statistics, settings)
     device = learner.theta[0].device
     total = min(symbols, split.symbols_count) if symbols else split.symbols_count
@@ -197,6 +206,19 @@ def evaluate_dynamic(
         seconds=time.perf_counter() - started,
         losses=losses.cpu().numpy(),
     )
+
+
+def _require_text(split: Split) -> None:
+    """Raises DataError where there is no one text to learn from as it is read."""
+    if isinstance(split, RecordSplit):
+        raise DataError(
+            f"{split.corpus} is a file of records, and dynamic evaluation learns from one text as it reads it. "
+            "Take a model that was trained on a text, or measure without --dynamic."
+        )
+    if split.symbols_count == 0:
+        raise DataError(
+            f"The {split.name} part of {split.corpus} is empty. Name another part with --split, or a text."
+        )
 
 
 def _cut(states: tuple[State, ...]) -> tuple[State, ...]:

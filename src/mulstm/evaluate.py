@@ -57,6 +57,11 @@ def evaluate(
 ) -> Evaluation:
     """The cost of a split, cut into `lanes` stretches that each start from a zero state; constant memory."""
     if isinstance(split, RecordSplit):
+        if losses:
+            raise DataError(
+                f"{split.corpus} is a file of records, and single losses are kept of one text only. "
+                'Give a text, or take those of each record from "mulstm score --losses --json".'
+            )
         return _records(model, split, symbols, progress)
     total = min(symbols or split.symbols_count, split.symbols_count)
     if total == 0:

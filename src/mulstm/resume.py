@@ -63,7 +63,8 @@ def save(path: Path, update: Update, progress: Progress, corpus: dict[str, Any])
 def load(path: Path, update: Update, corpus: dict[str, Any]) -> Progress:
     """Puts everything back in place and returns where the run stands."""
     tensors, meta = checkpoint.read_tensors(path, KIND)
-    if meta["corpus"] != corpus:
+    # What an earlier version did not write, or wrote otherwise, cannot be compared.
+    if any(meta["corpus"].get(key, fact) != fact for key, fact in corpus.items()):
         raise RunError(
             f"The text has changed since {path.parent} was saved (now {sum(corpus['symbols']):,} symbols). "
             "Put the text back as it was, or start a new run."

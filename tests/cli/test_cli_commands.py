@@ -109,6 +109,22 @@ def test_evaluate(call: Call, trained: Path, tmp_path: Path) -> None:
     assert "bits/char on 300 symbols of made.txt (valid)" in out
 
 
+def test_records_are_no_text(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "r.jsonl").write_text("".join(f'{{"text": "number {k}"}}\n' for k in range(20)))
+    given = ["train", tmp_path / "r.jsonl", "--runs-dir", tmp_path / "runs", "--json", "-q", *settings()]
+    folder = json.loads(call(*given).out)["folder"]
+    for command in (
+        ("evaluate", folder, "--losses", tmp_path / "l.npy", "-q"),
+        ("evaluate", folder, "--dynamic", "-q"),
+        ("surprise", folder, folder),
+    ):
+        code, out, err = call(*command)
+        assert (code, out) == (3, "")
+        assert "r.jsonl is a file of records" in err
+    assert not (tmp_path / "l.npy").exists()
+
+
 def test_evaluate_another_text(call: Call, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_bytes(b"naive and strange \xff\x00 text\n" * 9)
     found = json.loads(call("evaluate", trained, tmp_path / "other.txt", "--json", "-q").out)

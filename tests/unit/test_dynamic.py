@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from made import repeating_text
+from mulstm import dynamic, record_corpus
 from mulstm.data import corpus
+from mulstm.data.text import Text
 from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
 from mulstm.errors import DataError
 from mulstm.evaluate import evaluate
 from mulstm.nn.model import LanguageModel
-from mulstm.recipe import ModelRecipe
+from mulstm.recipe import DataRecipe, ModelRecipe
 
 SETTINGS = Settings(segment=7, rate=2e-3, pull=0.02, epsilon=1e-5)
 
@@ -82,23 +84,56 @@ def test_divergence_is_told(model, text) -> None:
         evaluate_dynamic(model, text.split("test"), R, dataclasses.replace(SETTINGS, rate=float("inf")))
 
 
-def test_statistics_are_kept_for_the_model_they_are_of(model, text, tmp_path) -> None:
-    folder, how = tmp_path / "statistics", {"lanes": 4, "segment": 7, "batches": 5}
-    first = kept_statistics(folder, model, text.alphabet, lambda: text.split("train"), **how)
+def test_statistics_are_kept_for_the_model_and_text_they_are_of(model, text, tmp_path, monkeypatch) -> None:
+    made = []
 
-    def again():
-        raise AssertionError("they were kept")
+    def gather(*given, **named):
+        made.append(1)
+        return gather_statistics(*given, **named)
 
-    kept = kept_statistics(folder, model, text.alphabet, again, **how)
+    monkeypatch.setattr(dynamic, "gather_statistics", gather)
+    folder, train = tmp_path / "statistics", text.split("train")
+
+    def ask(split=train, **changed):
+        return kept_statistics(
+            folder, model, text.alphabet, split, **{"lanes": 4, "segment": 7, "batches": 5} | changed
+        )
+
+    first, kept = ask(), ask()
+    assert len(made) == 1
     assert all(torch.equal(first[name], kept[name]) for name in first)
     (damaged,) = folder.iterdir()
     damaged.write_bytes(damaged.read_bytes()[:100])
-    repaired = kept_statistics(folder, model, text.alphabet, lambda: text.split("train"), **how)
+    repaired = ask()
+    assert len(made) == 2
     assert all(torch.equal(first[name], repaired[name]) for name in first)
+    ask(segment=8)
+    edited = train.text.read(0, len(train.text)).copy()
+    edited[edited == ord("a")] = ord("b")
+    ask(dataclasses.replace(train, text=Text([edited])))
+    ask(text.split("valid"))
+    model.precision = "bf16"
+    ask()
     with torch.no_grad():
         model.W_out.add_(1.0)
-    with pytest.raises(AssertionError, match="they were kept"):
-        kept_statistics(folder, model, text.alphabet, again, **how)
+    ask()
+    assert len(made) == 7
+    ask()
+    assert len(made) == 7
+
+
+def test_records_and_empty_parts_are_refused(model, text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "r.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
+    records = record_corpus.load(DataRecipe(corpus=str(tmp_path / "r.jsonl"), records="jsonl"))
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    with pytest.raises(DataError, match=r"r\.jsonl is a file of records"):
+        gather_statistics(model, records.split("train"))
+    with pytest.raises(DataError, match=r"r\.jsonl is a file of records"):
+        evaluate_dynamic(model, records.split("valid"), R, SETTINGS)
+    empty = dataclasses.replace(text.split("test"), stop=text.split("test").start)
+    with pytest.raises(DataError, match=r"The test part of text\.txt is empty"):
+        evaluate_dynamic(model, empty, R, SETTINGS)
 
 
 def test_what_moves_may_be_the_matrices_or_what_was_trained(model, text) -> None:

@@ -176,6 +176,8 @@ def test_evaluation_is_the_sum_of_scores(cell: str, tmp_path: Path) -> None:
     assert found.symbols == whole["symbols"]
     assert found.nats == pytest.approx(whole["nats"], rel=1e-6)
     assert 0 < evaluate(model, corpus.split("all"), symbols=20).symbols < found.symbols
+    with pytest.raises(DataError, match=r"p\.fasta is a file of records.*mulstm score"):
+        evaluate(model, corpus.split("all"), losses=True)
 
 
 def test_going_on_with_a_protein_model(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from made_runs import RICH, Tiny, at_update, run, same, steady, weights
-from mulstm import checkpoint, job, runs, train
+from mulstm import checkpoint, data, job, runs, train
 from mulstm.errors import RunError
 
 
@@ -180,6 +180,27 @@ def test_resume_wants_the_same_recipe_and_text(tiny: Tiny, tmp_path: Path, text_
     with pytest.raises(RunError, match="text has changed"):
         run(recipe, tmp_path, resume_from=str(folder))
     assert same(before, weights(folder))
+
+
+def test_an_edit_far_from_both_ends_is_noticed(tmp_path: Path) -> None:
+    facts = []
+    for letter in b"ab":
+        text = bytearray(b" " * 300_000)
+        text[150_000] = letter
+        (tmp_path / "text").write_bytes(text)
+        facts.append(job.corpus_facts(data.load(tmp_path / "text")))
+    assert facts[0] != facts[1]
+
+
+def test_a_run_of_an_earlier_version_goes_on(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = job.corpus_facts
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "corpus_facts", lambda c: {"symbols": real(c)["symbols"], "ends": "01234567"})
+        _, folder = run(tiny(), tmp_path)
+    (folder / "metrics.json").unlink()
+    assert run(tiny(), tmp_path, resume_from="auto")[1] == folder
 
 
 def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def prepare(
         cache_folder() / "statistics",
         model,
         loaded.alphabet,
-        lambda: part_of(loaded, "", "train", data_dir),
+        part_of(loaded, "", "train", data_dir),
         lanes=LANES,
         segment=settings.segment,
         batches=BATCHES,
