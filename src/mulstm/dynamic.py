@@ -212,7 +212,7 @@ def _require_text(split: Split) -> None:
     """Raises DataError where there is no one text to learn from as it is read."""
     if isinstance(split, RecordSplit):
         raise DataError(
-            f"{split.corpus} is a file of records, and dynamic evaluation learns from one text as it reads it. "
+            f"{split.corpus} is a file of records, and dynamic evaluation learns from one text as it reads. "
             "Take a model that was trained on a text, or measure without --dynamic."
         )
     if split.symbols_count == 0:

@@ -260,6 +260,7 @@ def finish(job: Job) -> dict[str, Any]:
     except _SignalError:
         raise _interrupted(job, "Interrupted while measuring the trained model", job.signals[0]) from None
     record = _record(job, measured, time.perf_counter() - started)
+    record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
     if job.run is not None:
         job.run.write_json("metrics.json", record)
     return record

@@ -125,6 +125,32 @@ def test_records_are_no_text(call: Call, tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "l.npy").exists()
 
 
+def test_dynamic_figures_into_a_record(
+    call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, before = tmp_path / "seed1.json", json.loads((trained / "metrics.json").read_text())
+    path.write_text(json.dumps(before))
+    given = ("evaluate", trained, "--dynamic", "--record", path, "-q")
+    found = json.loads(call(*given, "--json").out)
+    after = json.loads(path.read_text())
+    assert after.items() >= before.items()
+    assert after["dynamic_test_bits_per_char"] == found["bits_per_char"]
+    assert after["dynamic_rate"] == found["dynamic"]["rate"]
+    assert after["dynamic_precision"] == "fp32"
+    for changed in ({"seed": 2}, {"fingerprint": "0123"}, {"fingerprint": None, "updates": 13}):
+        text = json.dumps(before | changed)
+        path.write_text(text)
+        code, out, err = call(*given)
+        assert (code, out) == (3, "")
+        assert "is the record of another model" in err
+        assert path.read_text() == text
+    path.write_text(json.dumps({k: v for k, v in before.items() if k != "fingerprint"}))
+    assert call(*given).code == 0
+    assert call(*given, "--split", "valid").code == 2
+    assert call("evaluate", trained, "--record", path).code == 2
+
+
 def test_evaluate_another_text(call: Call, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_bytes(b"naive and strange \xff\x00 text\n" * 9)
     found = json.loads(call("evaluate", trained, tmp_path / "other.txt", "--json", "-q").out)

@@ -139,6 +139,32 @@ def test_perplexities_and_dynamic_evaluation(results: Path) -> None:
     ]
 
 
+def test_published_dynamic_figures_stand_beside_their_own_row_only(results: Path) -> None:
+    add(results, "hutter/mlstm-emb-wn-vd-large-fast", 1.22, dynamic_test_bits_per_char=1.09)
+    add(results, "hutter/mlstm-fast", 1.38, dynamic_test_bits_per_char=1.2)
+    add(results, "hutter/mlstm", 1.5, dynamic_test_bits_per_char=1.4, complete=False, reason="cut")
+    page = markdown(results)
+    assert cells(page, "hutter/mlstm-emb-wn-vd-large-fast, seed 1")[-1] == "1.08"
+    assert cells(page, "hutter/mlstm-fast, seed 1")[-1] == "–"
+    assert "hutter/mlstm, seed 1" not in page
+
+
+def test_a_later_dynamic_evaluation_takes_the_place_of_an_earlier_one(results: Path) -> None:
+    path = add(results, "hutter/mlstm", 1.4, dynamic_test_bits_per_char=1.3, dynamic_rate=1e-6)
+    records.add_dynamic(path, {"test_bits_per_char": 1.2, "pull": 0.0})
+    before = json.loads(add(results, "hutter/mlstm", 1.4, seed=2).read_text()) | {"seed": 1}
+    after = json.loads(path.read_text())
+    assert after == before | {"dynamic_test_bits_per_char": 1.2, "dynamic_pull": 0.0}
+    with pytest.raises(RunError, match=r"none\.json cannot be read"):
+        records.add_dynamic(results / "none.json", {})
+
+
+def test_a_record_says_of_which_kind_it_is(results: Path) -> None:
+    add(results, "hutter/mlstm", 1.4, kind="fast")
+    add(results, "hutter/mlstm-fast", 1.4)
+    assert [r.kind for r in records.read(results)] == ["fast", "fast"]
+
+
 def test_ptb_states_its_symbols(results: Path) -> None:
     add(results, "ptb/mlstm-fast", 1.2, test_symbols=442_423)
     assert "Test symbols: 442,423." in markdown(results)

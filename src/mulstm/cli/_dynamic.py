@@ -8,9 +8,15 @@ from typing import Any
 
 from mulstm.checkpoint import Checkpoint
 from mulstm.cli._text import part_of
+from mulstm.data.corpus import Split
 from mulstm.data.store import cache_folder
 from mulstm.dynamic import Settings, Statistics, kept_statistics
+from mulstm.errors import CheckpointError
+from mulstm.evaluate import Evaluation
+from mulstm.job import hardware
 from mulstm.nn.model import LanguageModel
+from mulstm.report.records import read_one
+from mulstm.runs import commit
 
 LANES, BATCHES = 100, 500  # from which the statistics are gathered
 
@@ -30,6 +36,46 @@ def prepare(
         batches=BATCHES,
     )
     return model, R, replace(settings, rate=settings.rate_of(model))
+
+
+def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
+    """Raises CheckpointError unless the record at `path` is of this very model and part."""
+    record = read_one(path)
+    own = {
+        "recipe": loaded.recipe.name,
+        "seed": loaded.recipe.train.seed,
+        "parameters": loaded.model.parameter_count(),
+        "test_symbols": part.symbols_count,
+    }
+    if record.get("fingerprint"):
+        own["fingerprint"] = loaded.meta["fingerprint"]
+    else:  # as in early records: two runs of one recipe may still differ in length
+        own["updates"] = loaded.meta["metrics"].get("update")
+    wrong = [
+        f"{key} {record.get(key)} is not {value}" for key, value in own.items() if record.get(key) != value
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{path} is the record of another model ({'; '.join(wrong)}). "
+            "Give the record and the model of one run."
+        )
+
+
+def for_record(found: Evaluation, settings: Settings, model: LanguageModel) -> dict[str, Any]:
+    """What a record keeps of it."""
+    kept: dict[str, Any] = {"test_bits_per_char": found.bits_per_char}
+    if found.word_perplexity is not None:
+        kept["test_word_perplexity"] = found.word_perplexity
+    return (
+        kept
+        | facts(settings)["dynamic"]
+        | {
+            "precision": model.precision,
+            "seconds": found.seconds,
+            "hardware": hardware(model.W_out.device),
+            "commit": commit(),
+        }
+    )
 
 
 def facts(settings: Settings) -> dict[str, Any]:

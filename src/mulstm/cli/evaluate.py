@@ -55,6 +55,12 @@ def command(
         bool,
         typer.Option("--as-trained", help="Dynamic: move weight norm's rows and gains, not the matrices."),
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", help="Dynamic: write what the test part costs into this record of the model."
+        ),
+    ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -66,9 +72,14 @@ def command(
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._text import part_of
     from mulstm.evaluate import evaluate
+    from mulstm.report.records import add_dynamic
 
     if precision not in ("fp32", "bf16"):
         raise typer.BadParameter(f"{precision!r} is neither fp32 nor bf16", param_hint="--precision")
+    if record is not None and (not dynamic or text or split not in ("", "test") or symbols):
+        raise typer.BadParameter(
+            "a record takes --dynamic on the whole test part only", param_hint="--record"
+        )
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.model.precision, loaded.model.backend = precision, backend
     part = part_of(loaded, text, split, data_dir)
@@ -78,6 +89,8 @@ def command(
         from mulstm.dynamic import Settings, evaluate_dynamic
 
         asked = Settings(segment, rate, pull, epsilon, folded=not as_trained)
+        if record is not None:
+            _dynamic.require_record_of(loaded, part, record)
         moving, R, settings = _dynamic.prepare(loaded, asked, data_dir)
         lanes = 1
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
@@ -106,11 +119,14 @@ def command(
         result |= _dynamic.facts(settings)
     if as_json:
         console.result_json(result)
-        return
-    line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols of {part.corpus} ({part.name})"
-    if found.word_perplexity is not None:
-        line += f", word perplexity {found.word_perplexity:.2f} on {found.words:,} words"
-    console.result(line + (", dynamic" if dynamic else ""))
+    else:
+        line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols"
+        line += f" of {part.corpus} ({part.name})"
+        if found.word_perplexity is not None:
+            line += f", word perplexity {found.word_perplexity:.2f} on {found.words:,} words"
+        console.result(line + (", dynamic" if dynamic else ""))
+    if record is not None:  # last, so that a full disk does not take the figures with it
+        add_dynamic(record, _dynamic.for_record(found, settings, moving))
 
 
 def _watched(total: int, quiet: bool, measure: Callable[..., Evaluation]) -> Evaluation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ KEYS = (
     "backend",
     "commit",
 )
+DYNAMIC = "dynamic_"  # keys of dynamic evaluation begin so
 CURVE_LINES = 200
 
 
@@ -51,7 +52,7 @@ class Record:
     @property
     def kind(self) -> str:
         """faithful or fast."""
-        return "fast" if self["recipe"].endswith("-fast") else "faithful"
+        return self.get("kind") or ("fast" if self["recipe"].endswith("-fast") else "faithful")
 
     @property
     def minutes(self) -> float:
@@ -67,12 +68,15 @@ class Record:
 
 def read(results: Path) -> list[Record]:
     """Every record under results/<table>/<recipe>/, in the order of their paths."""
-    return [_record(path) for path in sorted(results.rglob("seed*.json")) if path.parent != results]
+    return [read_one(path) for path in sorted(results.rglob("seed*.json")) if path.parent != results]
 
 
-def _record(path: Path) -> Record:
+def read_one(path: Path) -> Record:
+    """The record in a file."""
     try:
         values = json.loads(path.read_text())
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}). Give the file of a record.") from None
     except ValueError:
         raise RunError(f"{path} is not JSON. Make it again from its run with mulstm reproduce.") from None
     missing = [key for key in KEYS if key not in values]
@@ -95,6 +99,12 @@ def publish(run: Path, results: Path) -> Path:
     runs.write_atomic(path.with_suffix(".jsonl"), "".join(runs.json_line(line) for line in lines))
     runs.write_atomic(path, runs.json_text(values))
     return path
+
+
+def add_dynamic(path: Path, found: Mapping[str, Any]) -> None:
+    """Writes what dynamic evaluation found into a record, in place of what an earlier one did."""
+    kept = {k: v for k, v in read_one(path).values.items() if not k.startswith(DYNAMIC)}
+    runs.write_atomic(path, runs.json_text(kept | {DYNAMIC + k: v for k, v in found.items()}))
 
 
 def thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -238,8 +238,9 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
     for table in TABLES:
         for record in records:
             dynamic = record.get("dynamic_test_bits_per_char")
-            if record["table"] == table.name and dynamic is not None:
-                published = f"{table.dynamic:.2f}" if table.dynamic else NOTHING
+            if record["table"] == table.name and record["complete"] and dynamic is not None:
+                theirs = table.dynamic and record["row"] == table.lines[-1].row
+                published = f"{table.dynamic:.2f}" if theirs else NOTHING
                 body.append(
                     [
                         f"{record['recipe']}, seed {record['seed']}",
