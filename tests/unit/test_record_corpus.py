@@ -247,6 +247,21 @@ def test_proteins_from_nothing_and_going_on_after_a_stop(tmp_path: Path) -> None
     assert checkpoint.load(folder).meta["source"] == {"convention": "protein"}
 
 
+@pytest.mark.parametrize(("count", "longest", "lanes"), [(60, 100, 3), (6, 9000, 5)])
+def test_a_run_over_records_has_the_lanes_it_was_planned_with(
+    tmp_path: Path, count: int, longest: int, lanes: int
+) -> None:
+    """Many short records are too few symbols for all lanes; a few long ones cannot fill them."""
+    path, plain = tmp_path / "p.fasta", recipes.load("text")
+    fasta(path, proteins(count, longest=longest))
+    recipe = _target.recipe_for(str(path), [], None)
+    assert recipe.train.lanes == lanes
+    symbols = record_corpus.load(recipe.data).split("train").symbols_count
+    epoch = symbols // (lanes * recipe.train.chunk)
+    assert recipe.train.epochs == min(max(plain.train.epochs, 2000 / epoch), 4 * plain.train.epochs)
+    assert recipe.optimiser.warmup == min(plain.optimiser.warmup, int(recipe.train.epochs * epoch) // 10)
+
+
 def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
     rows = [json.dumps({"text": f"line number {k}"}) for k in range(12)]
     (tmp_path / "t.jsonl").write_text("\n".join(rows))

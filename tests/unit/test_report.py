@@ -228,6 +228,17 @@ def test_write_then_nothing_is_stale(results: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_other_numbers_of_the_paper_make_figures_stale(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures.all_of([], None)[0].draw(results)
+    assert not figures.all_of([], None)[0].is_stale(results)
+    changed = tmp_path / "paper.py"
+    changed.write_text(Path(str(paper.__file__)).read_text().replace("6.27", "6.28"))
+    monkeypatch.setattr(paper, "__file__", str(changed))
+    assert figures.all_of([], None)[0].is_stale(results)
+
+
 def test_every_figure_can_be_drawn(results: Path) -> None:
     for name in names():
         if "/" in name:

@@ -38,12 +38,11 @@ def recipe_for(
     found = _for_text(target, overrides, start_from)
     corpus = record_corpus.load(found.data, data_dir)
     part = corpus.split("train")
-    fitted = recipe.fit(found, part.symbols_count, overrides, valid=corpus.split("valid").symbols_count)
     if isinstance(part, RecordSplit) and "train.lanes" not in _given(overrides):
         # A lane without a record would only wait.
         lanes = min(found.train.lanes, part.chosen.size)
-        fitted = replace(fitted, train=replace(fitted.train, lanes=lanes))
-    return fitted
+        found = replace(found, train=replace(found.train, lanes=lanes))
+    return recipe.fit(found, part.symbols_count, overrides, valid=corpus.split("valid").symbols_count)
 
 
 def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) -> Recipe:

@@ -73,8 +73,9 @@ class Figure:
 
     @property
     def fingerprint(self) -> str:
-        """Of the data and of this file: a change of either makes the drawn figure stale."""
-        content = json.dumps(self.data, sort_keys=True) + Path(__file__).read_text()
+        """Of the data, this file and the paper's numbers: a change of any makes the drawn figure stale."""
+        sources = (Path(__file__), Path(paper.__file__))
+        content = json.dumps(self.data, sort_keys=True) + "".join(path.read_text() for path in sources)
         return "mulstm figure " + hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def is_stale(self, folder: Path) -> bool:
