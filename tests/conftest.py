@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from made import TINY, made_text
-from mulstm import recipe
+from made import TINY, made_text, text_recipe
 from mulstm.recipe import Recipe
 
 
@@ -30,6 +29,6 @@ def tiny(text_file: Path) -> Callable[..., Recipe]:
     """Makes a recipe over that text that trains in a blink; overrides come on top."""
 
     def make(*overrides: str) -> Recipe:
-        return recipe.for_text(text_file, [*TINY, *overrides])
+        return text_recipe(text_file, [*TINY, *overrides])
 
     return make

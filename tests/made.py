@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
+
+from mulstm.recipe import Recipe, load
 
 TINY = (
     "model.hidden=16",
@@ -17,6 +22,11 @@ TINY = (
     "evaluate.patience=0",
     "evaluate.final_lanes=5",
 )
+
+
+def text_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The default recipe over a file."""
+    return load("text", [f"data.corpus={path}", *overrides])
 
 
 def settings(*overrides: str) -> list[str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from process import Answer, Call
 
-from made import TINY, made_text
+from made import TINY, made_text, text_recipe
 from mulstm import cli, train
-from mulstm import recipe as recipes
 
 
 @pytest.fixture
@@ -31,5 +30,5 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run over the file whose name stands in its recipe."""
     root = tmp_path_factory.mktemp("trained")
     (root / "made.txt").write_bytes(made_text(6_000))
-    recipe = recipes.for_text(root / "made.txt", TINY)
+    recipe = text_recipe(root / "made.txt", TINY)
     return train.train(recipe, runs_dir=root / "runs", device="cpu", quiet=True)[1]

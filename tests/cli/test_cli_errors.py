@@ -9,7 +9,7 @@ from process import Answer, Call
 from safetensors.torch import save_file
 from torch import zeros
 
-from made import settings
+from made import settings, text_recipe
 from mulstm import cli, recipe, runs
 from mulstm.errors import CheckFailedError, RecipeError
 
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_another_alphabet(call: Call, trained: Path, text_file: 
 
 
 def test_a_run_in_use(call: Call, text_file: Path, tmp_path: Path) -> None:
-    made = recipe.for_text(text_file)
+    made = text_recipe(text_file)
     with runs.Run.create(made, root=tmp_path / "runs") as held:
         before = files(held.path)
         told(call("train", "--resume", held.path), 3, "in use")

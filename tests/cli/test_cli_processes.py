@@ -14,9 +14,8 @@ import torch
 from process import Answer, ended, environment, start
 from safetensors.torch import load_file
 
-from made import TINY, settings
+from made import TINY, settings, text_recipe
 from mulstm import checkpoint, runs, train
-from mulstm import recipe as recipes
 
 MASKED = ("dropout.hidden=0.2", "dropout.embedding=0.2", "train.ema=0.9", "train.drop_state=0.1")
 
@@ -129,7 +128,7 @@ def test_killed_at_any_moment_and_resumed(text_file: Path, tmp_path: Path) -> No
     last = ended(start(*given))
     assert last.code == 0, last.err
     broken = only_run(root)
-    recipe = recipes.for_text(text_file, [*TINY, *changes])
+    recipe = text_recipe(text_file, [*TINY, *changes])
     _, whole = train.train(recipe, runs_dir=tmp_path / "whole", device="cpu", quiet=True)
     for name in ("last", "best", "resume"):
         assert same(whole / f"{name}.safetensors", broken / f"{name}.safetensors"), name
@@ -182,7 +181,7 @@ def test_two_processes_equal_one(text_file: Path, tmp_path: Path, kind: str) -> 
     two = json.loads(both.out)  # one process speaks
     assert two["processes"] == 2
     assert both.err.count("Training in") == 1
-    recipe = recipes.for_text(text_file, [*TINY, *changes])
+    recipe = text_recipe(text_file, [*TINY, *changes])
     one, folder = train.train(recipe, runs_dir=tmp_path / "one", device="cpu", quiet=True)
     measured = "valid_bits_per_char"
     assert two[measured] == pytest.approx(one[measured], rel=1e-5)

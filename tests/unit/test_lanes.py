@@ -41,7 +41,6 @@ def test_more_lanes_than_symbols(tmp_path: Path) -> None:
 
 def test_the_test_part_begins_with_the_symbol_before_it(tmp_path: Path) -> None:
     split = split_of(tmp_path, bytes(range(100)), "test", "90-5-5")
-    assert split.has_context
     chunk = Lanes(split, 1, 5, trim=False).chunk_at(0)
     assert chunk.x.tolist() == [[94, 95, 96, 97, 98]]
     assert chunk.y.tolist() == [[95, 96, 97, 98, 99]]

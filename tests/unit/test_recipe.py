@@ -150,11 +150,6 @@ def test_check_looks_at_a_recipe_made_by_hand() -> None:
         recipe.check(Recipe(name="x", train=recipe.TrainRecipe(lanes=0)))
 
 
-def test_the_default_for_a_users_text() -> None:
-    got = recipe.for_text("my.txt", ["train.lanes=16"])
-    assert (got.data.corpus, got.data.alphabet, got.train.lanes) == ("my.txt", "bytes", 16)
-
-
 @pytest.mark.parametrize("symbols", [1, 7, 8, 100, 799, 5_000, 25_600, 10**6, 10**9])
 def test_the_recipe_suits_texts_of_any_length(symbols: int) -> None:
     start = recipe.load("text")
@@ -194,7 +189,7 @@ def test_validation_lanes_suit_what_is_read_of_the_part() -> None:
 
 def test_what_the_user_says_is_not_fitted() -> None:
     overrides = ["train.lanes = 64", "train.epochs=3", "optimiser.warmup=7"]
-    start = recipe.for_text("my.txt", overrides)
+    start = recipe.load("text", overrides)
     assert recipe.fit(start, 1_000, overrides) == start
     assert recipe.fit(start, 1_000, ["train.updates=5"]).train.epochs == 3
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from made import text_recipe
 from made_runs import RICH, Tiny, at_update, run, same, weights
 from mulstm import checkpoint, console, job, optim, parallel, runs, train, update
 from mulstm import recipe as recipes
@@ -154,7 +155,7 @@ def test_start_from_a_checkpoint(tiny: Tiny, tmp_path: Path, text_file: Path) ->
     assert torch.allclose(weights(first)["W_out"], weights(second)["W_out"], atol=1e-6)
     with pytest.raises(CheckpointError, match=r"hidden was 16, is 24"):
         run(tiny("model.hidden=24"), tmp_path, start_from=first / "last.safetensors")
-    other = recipes.for_text(text_file, ["data.alphabet=corpus", "train.lanes=2"])
+    other = text_recipe(text_file, ["data.alphabet=corpus", "train.lanes=2"])
     with pytest.raises(CheckpointError, match="alphabet of 256"):
         run(other, tmp_path, start_from=first / "last.safetensors")
 

@@ -63,19 +63,16 @@ def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
 
 def for_record(found: Evaluation, settings: Settings, model: LanguageModel) -> dict[str, Any]:
     """What a record keeps of it."""
-    kept: dict[str, Any] = {"test_bits_per_char": found.bits_per_char}
-    if found.word_perplexity is not None:
-        kept["test_word_perplexity"] = found.word_perplexity
-    return (
-        kept
-        | facts(settings)["dynamic"]
-        | {
-            "precision": model.precision,
-            "seconds": found.seconds,
-            "hardware": hardware(model.W_out.device),
-            "commit": commit(),
-        }
-    )
+    perplexity = found.word_perplexity
+    return {
+        "test_bits_per_char": found.bits_per_char,
+        **({} if perplexity is None else {"test_word_perplexity": perplexity}),
+        **facts(settings)["dynamic"],
+        "precision": model.precision,
+        "seconds": found.seconds,
+        "hardware": hardware(model.W_out.device),
+        "commit": commit(),
+    }
 
 
 def facts(settings: Settings) -> dict[str, Any]:

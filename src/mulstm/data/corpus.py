@@ -38,11 +38,6 @@ class Split:
         """How many symbols are predicted."""
         return max(0, self.stop - self.start)
 
-    @property
-    def has_context(self) -> bool:
-        """Whether there is a symbol before the first."""
-        return self.start > 0
-
     def read(self, start: int, stop: int) -> Bytes:
         """Symbols start ... stop-1; start may be -1."""
         if not -1 <= start <= stop <= self.symbols_count:

@@ -85,5 +85,5 @@ class Text:
         """CRC-32 of bytes start ... stop-1, to notice a change; 100 MB take a tenth of a second."""
         crc = 0
         for block in self.blocks(start, stop):
-            crc = zlib.crc32(block, crc)
+            crc = zlib.crc32(block.data, crc)
         return f"{crc:08x}"

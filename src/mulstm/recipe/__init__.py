@@ -1,6 +1,6 @@
 """A recipe is the whole of a run: what is not in it, or on the command line, did not happen."""
 
-from mulstm.recipe.reading import as_dict, check, dumps, fit, for_text, from_dict, load, names
+from mulstm.recipe.reading import as_dict, check, dumps, fit, from_dict, load, names
 from mulstm.recipe.rules import RULES, parse_split
 from mulstm.recipe.schema import (
     CELLS,
@@ -33,7 +33,6 @@ __all__ = [
     "check",
     "dumps",
     "fit",
-    "for_text",
     "from_dict",
     "load",
     "names",

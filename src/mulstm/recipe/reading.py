@@ -37,12 +37,6 @@ def load(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return from_dict(table, source=f"recipe {name_or_path}", faults=faults)
 
 
-def for_text(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The default recipe for a user's own file or folder."""
-    recipe = load("text", overrides)
-    return replace(recipe, data=replace(recipe.data, corpus=str(path)))
-
-
 def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: int = 0) -> Recipe:
     """The recipe made to suit a training text of so many symbols; what `overrides` name stays.
 
