@@ -112,7 +112,13 @@ def test_training_needs_none_of_the_extras(text_file: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed(text_file: Path, tmp_path: Path) -> None:
     # A checkpoint after every update: sudden death falls into the writing as often as between.
-    changes = (*MASKED, "train.updates=60", "train.save_every=1e-9", "evaluate.every=25")
+    changes = (
+        *MASKED,
+        "train.updates=60",
+        "train.save_every=1e-9",
+        "evaluate.every=25",
+        "evaluate.patience=9",
+    )
     root = tmp_path / "broken"
     given = ["train", text_file, "--device", "cpu", "-q", "--runs-dir", root, "--resume", "auto"]
     given += settings(*changes)
