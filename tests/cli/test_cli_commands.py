@@ -146,6 +146,13 @@ def test_dynamic_figures_into_a_record(
         assert "is the record of another model" in err
         assert path.read_text() == text
     path.write_text(json.dumps({k: v for k, v in before.items() if k != "fingerprint"}))
+    whole, rounded = checkpoint.load(trained), tmp_path / "rounded.safetensors"
+    metrics = whole.meta["metrics"]
+    checkpoint.save(
+        rounded, whole.model, whole.alphabet, recipe=whole.recipe, metrics=metrics, storage="int8"
+    )
+    told = call("evaluate", rounded, *given[2:])
+    assert (told.code, "not rounded to int8" in told.err) == (3, True)
     assert call(*given).code == 0
     assert call(*given, "--split", "valid").code == 2
     assert call("evaluate", trained, "--record", path).code == 2

@@ -54,6 +54,8 @@ def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
     wrong = [
         f"{key} {record.get(key)} is not {value}" for key, value in own.items() if record.get(key) != value
     ]
+    if loaded.meta["storage"] not in ("fp32", "fp64"):
+        wrong.append(f"its weights were not rounded to {loaded.meta['storage']}")
     if wrong:
         raise CheckpointError(
             f"{path} is the record of another model ({'; '.join(wrong)}). "
