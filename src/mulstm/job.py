@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,6 @@ def build(
 
     share.by_first(take)
     folder = Path(share.tell(str(run.path) if run else ""))
-    if path is not None:
-        _require_same(recipe, runs.recipe_of(folder), folder)
     job = Job(
         recipe,
         share,
@@ -127,25 +126,37 @@ def build(
 
 
 def earlier(
-    recipe: Recipe, runs_dir: Path, resume_from: str | None, start_from: str | Path | None = None
+    recipe: Recipe,
+    runs_dir: Path,
+    resume_from: str | None,
+    start_from: str | Path | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Path | None:
-    """The folder to go on with: the one named, or for "auto" the newest run of this very recipe and start."""
+    """The folder to go on with: the one named, or for "auto" the newest run of this very recipe and start.
+
+    `tell` hears in what the newest run differs where none is found.
+    """
     if resume_from is None:
         return None
     start = "" if start_from is None else checkpoint.read_meta(checkpoint.find(start_from))["fingerprint"]
     if resume_from != "auto":
+        _require_same(recipe, Path(resume_from))
         if start_from is not None and _tuned_from(Path(resume_from)) != start:
             raise RunError(
                 f"The run in {resume_from} did not start from {start_from}. "
                 "Leave --from out to go on with it, or start a new run."
             )
         return Path(resume_from)
-    own = recipes.as_dict(recipe)
+    told = ""
     for folder in runs.newest_first(recipe.name, root=runs_dir):
         with contextlib.suppress(RecipeError):  # of another version
-            same = not differences(own, recipes.as_dict(runs.recipe_of(folder)))
-            if same and _tuned_from(folder) == start:
+            changed = _changed(recipe, folder)
+            if not changed and _tuned_from(folder) == start:
                 return folder
+            what = "; ".join(changed[:4]) or "it did not start from the same weights"
+            told = told or f"{folder} differs: {what}"
+    if told and tell is not None:
+        tell(f"No run of this very recipe to go on with ({told}); starting anew.")
     return None
 
 
@@ -306,9 +317,13 @@ def _source(recipe: Recipe, start_from: str | Path | None, folder: Path) -> dict
     return found | ({"convention": recipe.data.convention} if recipe.data.convention else {})
 
 
-def _require_same(recipe: Recipe, then: Recipe, folder: Path) -> None:
-    changed = differences(recipes.as_dict(recipe), recipes.as_dict(then))
-    if changed:
+def _changed(recipe: Recipe, folder: Path) -> list[str]:
+    """What is not as in the recipe of the run there."""
+    return differences(recipes.as_dict(recipe), recipes.as_dict(runs.recipe_of(folder)))
+
+
+def _require_same(recipe: Recipe, folder: Path) -> None:
+    if changed := _changed(recipe, folder):
         raise RunError(
             f"The run in {folder} was made with another recipe ({'; '.join(changed[:4])}). "
             "Resume it with its own recipe, or start a new run."

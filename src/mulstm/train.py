@@ -57,11 +57,12 @@ def train(
     recipes.check(recipe)
     started = time.perf_counter()
     with parallel.joined(device) as share, contextlib.ExitStack() as stack:
-        path = jobs.earlier(recipe, runs_dir, resume_from, start_from)
+        tell = console.note if share.first and not quiet else None
+        path = jobs.earlier(recipe, runs_dir, resume_from, start_from, tell)
         record = jobs.finished(path) if path is not None else None
         if path is not None and record is not None:
-            if share.first and not quiet:
-                console.note(f"{path} is complete: nothing is left to do.")
+            if tell is not None:
+                tell(f"{path} is complete: nothing is left to do.")
             return record, path
         job = jobs.build(
             recipe, share, stack, runs_dir=runs_dir, path=path, data_dir=data_dir, start_from=start_from
@@ -73,7 +74,7 @@ def train(
                 stack.callback(job.board.close)
         stack.enter_context(_listening(job))
         job.setup_seconds = time.perf_counter() - started
-        if share.first and not quiet:
+        if tell is not None:
             _introduce(job)
             symbols = recipe.train.lanes * recipe.train.chunk
             job.screen = console.Progress(

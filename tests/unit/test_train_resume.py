@@ -115,7 +115,9 @@ def test_auto_takes_the_run_of_this_start_only(tiny: Tiny, tmp_path: Path) -> No
     assert job.earlier(tiny(), tmp_path, "auto") == plain
     assert job.earlier(tiny(), tmp_path, "auto", start) == tuned
     other.write_bytes((tuned / "last.safetensors").read_bytes())
-    assert job.earlier(tiny(), tmp_path, "auto", other) is None
+    told: list[str] = []
+    assert job.earlier(tiny(), tmp_path, "auto", other, told.append) is None
+    assert "it did not start from the same weights" in told[0]
     assert job.earlier(tiny(), tmp_path, str(tuned)) == tuned
     with pytest.raises(RunError, match="did not start from"):
         run(tiny(), tmp_path, start_from=other, resume_from=str(tuned))
@@ -170,6 +172,8 @@ def test_a_folder_in_use(tiny: Tiny, tmp_path: Path) -> None:
 def test_resume_wants_the_same_recipe_and_text(tiny: Tiny, tmp_path: Path, text_file: Path) -> None:
     recipe = tiny()
     _, folder = run(recipe, tmp_path)
+    with pytest.raises(RunError, match=r"train\.updates was 12, is 20"):
+        run(tiny("train.updates=20"), tmp_path, resume_from=str(folder))
     (folder / "metrics.json").unlink()
     before = weights(folder)
     with pytest.raises(RunError, match=r"optimiser\.rate was 0\.004, is 0\.1"):
@@ -209,4 +213,9 @@ def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> N
     assert first != second
     assert job.earlier(tiny("train.updates=2"), tmp_path, "auto") == first
     assert job.earlier(tiny("train.updates=2", "train.save_every=9.0"), tmp_path, "auto") == first
-    assert job.earlier(tiny("train.updates=4"), tmp_path, "auto") is None
+    told: list[str] = []
+    assert job.earlier(tiny("train.updates=4"), tmp_path, "auto", tell=told.append) is None
+    assert told == [
+        f"No run of this very recipe to go on with ({second} differs: train.updates was 3, is 4); "
+        "starting anew."
+    ]
