@@ -153,8 +153,13 @@ def recipe_of(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load(path / "recipe.toml", overrides)
 
 
+def is_run(path: Path) -> bool:
+    """Whether this is the folder of a run."""
+    return (path / "recipe.toml").is_file()
+
+
 def _require_run(path: Path) -> None:
-    if not (path / "recipe.toml").is_file():
+    if not is_run(path):
         raise RunError(f"{path} is not a run folder: it has no recipe.toml. Give the folder of a run.")
 
 

@@ -130,6 +130,11 @@ def test_resume_of_no_run(call: Call, text_file: Path, tmp_path: Path) -> None:
     told(call("train", text_file, "--resume", tmp_path), 3, "not a run folder")
 
 
+def test_a_run_is_no_text(call: Call, trained: Path, tmp_path: Path) -> None:
+    told(call("train", trained, "--runs-dir", tmp_path / "runs"), 3, "folder of a run", f"--resume {trained}")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_values_of_options(call: Call, trained: Path) -> None:
     told(call("sample", trained, "--temperature", -1), 3, "temperature")
     told(call("sample", trained, "--top-p", 2), 3, "top-p")

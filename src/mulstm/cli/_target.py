@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
-from mulstm import recipe, record_corpus
+from mulstm import recipe, record_corpus, runs
 from mulstm.convention import ALPHABETS
 from mulstm.data.known import KNOWN
 from mulstm.errors import DataError
@@ -35,6 +36,11 @@ def recipe_for(
                 f"There is no file or folder {target}. Give a text, a folder of texts, or a recipe's name."
             )
         return recipe.load(target, overrides)  # which says what is nearest
+    if runs.is_run(Path(target)):
+        raise DataError(
+            f"{target} is the folder of a run, not a text. "
+            f'Go on with it by "mulstm train --resume {quote(target)}".'
+        )
     found = _for_text(target, overrides, start_from)
     corpus = record_corpus.load(found.data, data_dir)
     part = corpus.split("train")
