@@ -167,9 +167,12 @@ def test_score_a_text(call: Call, trained: Path, tmp_path: Path) -> None:
 
 def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("abc\n")
-    code, out, _ = call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "-u", 2)
+    (tmp_path / "two.txt").write_text("abc\nde\n")
+    code, out, _ = call("neurons", "trace", trained, tmp_path / "two.txt", "-u", 1, "-u", 2)
     assert code == 0
-    assert len(out.splitlines()) == 4
+    assert len(out.splitlines()) == 1 + 3 + 2
+    assert out.startswith("id\tposition\tsymbol\th[1]\th[2]\n")
+    assert out.count("position") == 1
     code, out, _ = call(
         "neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "--of", "c", "--json",
         "--figure", tmp_path / "f.svg", "--html", tmp_path / "f.html",

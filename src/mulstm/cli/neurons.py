@@ -51,12 +51,13 @@ def trace(
     found = [neurons.trace(loaded, record, unit, of) for record in records]
     if not found:
         raise DataError("The input holds no record. Check the file and --as.")
+    if not as_json:
+        console.result("\t".join(["id", "position", "symbol", *(f"{of}[{u}]" for u in unit)]))
     for one in found:
         if as_json:
             values = {str(u): one.values[:, k].tolist() for k, u in enumerate(one.units)}
             console.result(json.dumps({"id": one.id, "of": of, "units": values}, ensure_ascii=False))
             continue
-        console.result("\t".join(["id", "position", "symbol", *(f"{of}[{u}]" for u in one.units)]))
         for t, row in enumerate(one.values):
             symbol = repr(chr(one.text[t])) if t < len(one.text) else ""
             console.result("\t".join([shown(one.id), str(t + 1), symbol, *(f"{value:.6f}" for value in row)]))
