@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from codec_models import integer
 from made import made_text
 from mulstm.cli._codec import ending_tidily
 from mulstm.codec.archive import compress
+from mulstm.codec.integer import load, save
 from mulstm.codec.network import Network
 
 
@@ -57,6 +59,22 @@ def test_quantize_keeps_the_model_and_both_sides_may_use_either(
     assert json.loads(out)["adaptive"] is False
     assert call("decompress", trained, f"{note}.mul", "-o", note.with_name("out"), "-q").code == 0
     assert note.with_name("out").read_bytes() == note.read_bytes()
+
+
+def test_what_quantize_left_beside_a_checkpoint_is_used(call: Call, trained: Path, note: Path) -> None:
+    model, kept = (note.with_name(f"m{end}.safetensors") for end in ("", ".integer"))
+    model.write_bytes((trained / "last.safetensors").read_bytes())
+    given = ("compress", model, note, "--force", "--lanes", 20)
+    assert call("quantize", model).code == 0
+    code, out, err = call(*given, "--json")
+    assert (code, "integer model" in err) == (0, False)
+    assert json.loads(out)["model_bytes"] == kept.stat().st_size
+    archive, whole = Path(f"{note}.mul").read_bytes(), kept.read_bytes()
+    save(kept, replace(load(kept)[0], parent="of an earlier checkpoint"))
+    for other in (kept.read_bytes(), whole[:-1]):
+        kept.write_bytes(other)
+        assert "made the integer model" in call(*given).err
+        assert Path(f"{note}.mul").read_bytes() == archive
 
 
 def test_damage_and_the_wrong_model_end_with_four(

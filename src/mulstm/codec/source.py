@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from mulstm import checkpoint
@@ -9,15 +10,25 @@ from mulstm.checkpoint import Checkpoint
 from mulstm.codec import integer
 from mulstm.codec.integer import IntegerModel
 from mulstm.codec.quantize import quantize
+from mulstm.errors import CheckpointError
 
 SUFFIX = ".integer.safetensors"
 
 
 def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
-    """The integer model, its file, and whether it had to be made; a run folder stands for its best model."""
+    """The integer model, its file, and whether it had to be made; a run folder stands for its best model.
+
+    What `mulstm quantize` left beside a checkpoint is taken if it was made from this very one.
+    """
     file = checkpoint.find(path)
     if integer.is_one(file):
         return integer.load(file)[0], file, False
+    kept = default_path(file)
+    with contextlib.suppress(CheckpointError):  # a damaged copy, or one of another arithmetic, is made again
+        if kept.is_file() and integer.is_one(kept):
+            model, _ = integer.load(kept)
+            if model.parent == checkpoint.read_meta(file).get("fingerprint"):
+                return model, kept, False
     return quantize_checkpoint(checkpoint.load(file)), file, True
 
 
