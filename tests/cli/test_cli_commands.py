@@ -231,6 +231,23 @@ def test_report(call: Call, tmp_path: Path) -> None:
     assert call("report", "--check", *where) == (0, "", "")
 
 
+def test_tables_beside_a_readme_of_other_things(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("# Mine\n")
+    assert call("reproduce", "hutter", "--report-only").code == 0
+    assert (tmp_path / "results" / "tables.md").is_file()
+    assert call("report") == (0, "", "")
+    assert (tmp_path / "README.md").read_text() == "# Mine\n"
+    code, _, err = call("report", "--readme", "README.md")
+    assert (code, "has no place for the results" in err) == (3, True)
+    assert call("report", "--readme", "missing.md").code == 3
+    (tmp_path / "file").write_text("in the way")
+    code, out, err = call("reproduce", "hutter", "--results", "file")
+    assert (code, out, "file" in err) == (3, "", True)
+
+
 def test_quickstart(call: Call, text_file: Path, tmp_path: Path) -> None:
     given = [*settings(f"data.corpus={text_file}"), "--runs-dir", tmp_path, "--device", "cpu"]
     code, out, _ = call("quickstart", *given)

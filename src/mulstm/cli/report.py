@@ -13,8 +13,13 @@ from mulstm.cli._options import AsJson
 def command(
     results: Annotated[Path, typer.Option("--results", help="The folder of the records.")] = Path("results"),
     readme: Annotated[
-        Path, typer.Option("--readme", help="The page whose table is renewed, where it exists.")
-    ] = Path("README.md"),
+        Path | None,
+        typer.Option(
+            "--readme",
+            help="The page whose table is renewed (default: README.md beside the records' folder, where it "
+            "has a place for it).",
+        ),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if anything is stale.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -24,7 +29,7 @@ def command(
 
     if not results.is_dir():
         raise DataError(f"There is no folder {results}. Give the folder of the records with --results.")
-    page = readme if readme.is_file() else None
+    page = readme or report.page_beside(results)
     changed = report.stale(results, page) if check else [str(path) for path in report.write(results, page)]
     if as_json:
         console.result_json({"stale" if check else "written": changed})

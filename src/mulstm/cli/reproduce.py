@@ -34,6 +34,7 @@ def command(
 
     asked = {"fast": fast, "faithful": faithful}
     chosen = rows(table, row, [kind for kind in KINDS if asked[kind]] or KINDS)
+    results.mkdir(parents=True, exist_ok=True)  # a place that cannot be had is told before any training
     if not report_only:
         reproduce(
             chosen,
@@ -44,6 +45,5 @@ def command(
             device=device,
             note=console.note,
         )
-    readme = results.parent / "README.md"
-    for path in report.write(results, readme if readme.is_file() else None):
+    for path in report.write(results, report.page_beside(results)):
         console.result(str(path))

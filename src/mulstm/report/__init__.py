@@ -11,7 +11,7 @@ from mulstm.report import bench, figures, records, tables
 from mulstm.report.figures import learning_curve
 from mulstm.report.records import Record, publish
 
-__all__ = ["Record", "learning_curve", "publish", "stale", "write"]
+__all__ = ["Record", "learning_curve", "page_beside", "publish", "stale", "write"]
 
 RESULTS = Path("results")
 README = Path("README.md")
@@ -39,6 +39,12 @@ def stale(results: Path = RESULTS, readme: Path | None = README) -> list[str]:
         if not path.is_file() or path.read_text() != text
     ]
     return found + [str(results / f"{f.name}.svg") for f in _figures(results) if f.is_stale(results)]
+
+
+def page_beside(results: Path) -> Path | None:
+    """The README beside the records' folder, where it has a place for their table: another's has none."""
+    page = results.parent / "README.md"
+    return page if page.is_file() and BEGIN in page.read_text() else None
 
 
 def _figures(results: Path) -> list[figures.Figure]:
