@@ -127,6 +127,11 @@ def test_why_not() -> None:
     assert not cuda_driver.failed(torch.device("cpu"))
 
 
+def test_a_form_too_large_is_said_before_it_is_compiled() -> None:
+    with pytest.raises(cuda_driver.LaunchError, match="wants 263,168 bytes of shared memory"):
+        cuda_driver.Kernel(Variant(Form(128, 128, 8), "sums"))
+
+
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise OSError("not there")

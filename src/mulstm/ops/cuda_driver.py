@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mulstm.ops.cuda_source import BK, CompileError, Variant, machine_code
+from mulstm.ops.cuda_source import BK, LARGEST_SHARED, CompileError, Variant, machine_code
 
 CLUSTER, EARLY_LAUNCH, SHARED_MEMORY, SHARED_SHARE = 4, 6, 8, 9  # the driver's names for attributes
 
@@ -94,6 +94,10 @@ class Kernel:
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         form = variant.form
+        if variant.shared > LARGEST_SHARED:
+            raise LaunchError(
+                f"{form} wants {variant.shared:,} bytes of shared memory, a block has {LARGEST_SHARED:,}"
+            )
         self.code = machine_code(variant.text())
         module, self.function = c_void_p(), c_void_p()
         cu = _driver()

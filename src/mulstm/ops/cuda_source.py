@@ -22,7 +22,7 @@ from mulstm.runs import write_atomic
 EPILOGUES = {"sums": 0, "m": 1, "gates": 2, "dm": 3, "cell": 4}
 BK = 64  # of K in a tile
 OPTIONS = (b"--gpu-architecture=sm_90a", b"--std=c++17", b"-default-device")
-LARGEST_SHARED = 227 * 1024
+LARGEST_SHARED = 227 * 1024  # bytes of a block on Hopper
 
 
 class CompileError(Exception):
