@@ -23,7 +23,7 @@ from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, DataError
-from mulstm.evaluate import Evaluation
+from mulstm.evaluate import Evaluation, check_kernels
 from mulstm.nn.model import LanguageModel
 from mulstm.ops import State
 from mulstm.record_corpus import RecordSplit
@@ -194,6 +194,7 @@ def evaluate_dynamic(
         if progress is not None and start // settings.segment % ASK_EVERY == ASK_EVERY - 1:
             progress(stop, bits_per_char(float(losses[:stop].sum(dtype=torch.float64)), stop))
     nats = float(losses.sum(dtype=torch.float64))
+    check_kernels(device)
     if not math.isfinite(nats):
         raise DataError(
             f"Dynamic evaluation diverged at rate {settings.rate_of(model):g}. "

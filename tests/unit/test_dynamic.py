@@ -11,7 +11,7 @@ from mulstm import dynamic, record_corpus
 from mulstm.data import corpus
 from mulstm.data.text import Text
 from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
-from mulstm.errors import DataError
+from mulstm.errors import BackendError, DataError
 from mulstm.evaluate import evaluate
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import DataRecipe, ModelRecipe
@@ -82,6 +82,13 @@ def test_divergence_is_told(model, text) -> None:
     R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
     with pytest.raises(DataError, match="diverged"):
         evaluate_dynamic(model, text.split("test"), R, dataclasses.replace(SETTINGS, rate=float("inf")))
+
+
+def test_a_kernel_that_waited_in_vain_measured_nothing(model, text, monkeypatch) -> None:
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    monkeypatch.setattr("mulstm.evaluate.has_failed", lambda device: True)
+    with pytest.raises(BackendError, match="waited in vain"):
+        evaluate_dynamic(model, text.split("test"), R, SETTINGS, symbols=14)
 
 
 def test_statistics_are_kept_for_the_model_and_text_they_are_of(model, text, tmp_path, monkeypatch) -> None:
