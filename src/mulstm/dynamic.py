@@ -31,6 +31,7 @@ from mulstm.units import bits_per_char
 
 ASK_EVERY = 100  # segments
 MOVES = 40.0  # near the best rate x parameters on validation for models of 0.5 and of 22 million
+FASTEST = 1e-4  # near the best rate for those of 0.07 to 0.5 million, which the rule above moves too far
 Statistics = dict[str, Tensor]  # parameter name -> R, the root mean square of its mini-batch gradients
 
 
@@ -39,7 +40,7 @@ class Settings:
     """How far each segment moves the model, and how strongly it is pulled back to what it was."""
 
     segment: int = 20  # symbols scored, then learnt from
-    rate: float | None = None  # None: MOVES / the model's parameters
+    rate: float | None = None  # None: MOVES / the model's parameters, FASTEST at most
     pull: float = 1e-3  # towards the trained weights, after each segment
     epsilon: float = 1e-5
     # Weight norm is multiplied away, so that the matrices themselves move; else their rows and gains do. The
@@ -49,7 +50,7 @@ class Settings:
 
     def rate_of(self, model: LanguageModel) -> float:
         """The rate, or what a model of this size is likely to bear: all its weights move at once."""
-        return MOVES / model.parameter_count() if self.rate is None else self.rate
+        return min(MOVES / model.parameter_count(), FASTEST) if self.rate is None else self.rate
 
 
 def gather_statistics(

@@ -142,6 +142,7 @@ def test_values_of_options(call: Call, trained: Path) -> None:
     told(call("sample", trained, "--precision", "fp8"), 2, "fp8")
     told(call("evaluate", trained, "--lanes", 0), 2, "--lanes")
     told(call("evaluate", trained, "--precision", "fp8"), 2, "fp8")
+    told(call("evaluate", trained, "--dynamic", "--lanes", 4), 2, "--lanes", "one stretch")
     told(call("evaluate", trained, "--split", "dev"), 3, "dev")
     told(call("evaluate", trained, "--device", "abacus"), 3, "abacus")
     told(call("evaluate", trained, "--backend", "magic", "-q"), 3, "magic")

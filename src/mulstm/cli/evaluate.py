@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, DataDir, Device, Model, Quiet
+from mulstm.cli._options import AsJson, DataDir, Device, Model, Precision, Quiet
 
 if TYPE_CHECKING:
     from mulstm.evaluate import Evaluation
@@ -25,7 +25,10 @@ def command(
         str,
         typer.Option("--split", help="train, valid, test or all (default: test; all of a text of yours)."),
     ] = "",
-    lanes: Annotated[int, typer.Option("--lanes", min=1, help="Stretches the text is read in.")] = 10,
+    lanes: Annotated[
+        int | None,
+        typer.Option("--lanes", min=1, help="Stretches the text is read in (default: 10; dynamic: 1)."),
+    ] = None,
     chunk: Annotated[
         int, typer.Option("--chunk", min=1, help="Symbols read at a time; no effect on the result.")
     ] = 200,
@@ -36,7 +39,7 @@ def command(
         Path | None,
         typer.Option("--losses", help="Write each symbol's loss in nats, in text order, to this .npy."),
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16.")] = "fp32",
+    precision: Precision = "fp32",
     backend: Annotated[str, typer.Option("--backend", help='See "mulstm info".')] = "auto",
     dynamic: Annotated[
         bool,
@@ -45,7 +48,9 @@ def command(
     segment: Annotated[int, typer.Option("--segment", min=1, help="Dynamic: symbols between updates.")] = 20,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", min=0, help="Dynamic: size of an update (default: 40 / parameters)."),
+        typer.Option(
+            "--rate", min=0, help="Dynamic: size of an update (default: 40 / parameters, 1e-4 at most)."
+        ),
     ] = None,
     pull: Annotated[
         float, typer.Option("--pull", min=0, help="Dynamic: pull back to the trained weights.")
@@ -74,8 +79,9 @@ def command(
     from mulstm.evaluate import evaluate
     from mulstm.report.records import add_dynamic
 
-    if precision not in ("fp32", "bf16"):
-        raise typer.BadParameter(f"{precision!r} is neither fp32 nor bf16", param_hint="--precision")
+    if dynamic and lanes not in (None, 1):
+        raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
+    lanes = lanes or (1 if dynamic else 10)
     if record is not None and (not dynamic or text or split not in ("", "test") or symbols):
         raise typer.BadParameter(
             "a record takes --dynamic on the whole test part only", param_hint="--record"
@@ -92,7 +98,6 @@ def command(
         if record is not None:
             _dynamic.require_record_of(loaded, part, record)
         moving, R, settings = _dynamic.prepare(loaded, asked, data_dir)
-        lanes = 1
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
         if losses is not None and found.losses is not None:
             np.save(losses, found.losses)
