@@ -256,6 +256,8 @@ def test_quickstart(call: Call, text_file: Path, tmp_path: Path) -> None:
         assert word in out
     folder = next(tmp_path.glob("quickstart/*"))
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    own = json.loads((folder / "metrics.json").read_text())["test_bits_per_char"]
+    assert f"this model, test {own:.2f}" in (folder / "curve.svg").read_text()
     found = json.loads(call("quickstart", *given, "--resume", "--json").out)
     assert found["folder"] == str(folder)
     assert set(found["compressors"]) == {"gzip -9", "bzip2 -9", "xz -9e"}

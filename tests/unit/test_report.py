@@ -318,10 +318,12 @@ def test_a_run_is_published_with_a_thin_curve(finished: Path, results: Path) -> 
 
 
 def test_the_learning_curve_of_a_run(finished: Path) -> None:
-    paths = report.learning_curve(finished, {"gzip -9": 2.6})
+    paths = report.learning_curve(finished, {"gzip -9": 2.6}, 1.49)
     assert [path.name for path in paths] == ["curve.svg", "curve.png"]
     first = [path.read_bytes() for path in paths]
-    report.learning_curve(finished, {"gzip -9": 2.6})
+    for level in (b"gzip -9, test 2.60", b"this model, test 1.49"):
+        assert level in first[0]
+    report.learning_curve(finished, {"gzip -9": 2.6}, 1.49)
     assert first == [path.read_bytes() for path in paths]
     (finished / "log.jsonl").unlink()
     with pytest.raises(RunError, match="no log to draw"):

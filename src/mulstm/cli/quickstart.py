@@ -33,7 +33,7 @@ def command(
     loaded = checkpoint.load(folder)
     drawn = sample(loaded.model, loaded.alphabet, b"def ", Sampling(length=400, temperature=0.7))
     text = "def " + b"".join(piece for (piece,) in drawn).decode("utf-8", errors="replace")
-    figures = report.learning_curve(folder, compressors)
+    figures = report.learning_curve(folder, compressors, record["test_bits_per_char"])
     if as_json:
         extra: dict[str, Any] = {"compressors": compressors, "sample": text, "folder": str(folder)}
         console.result_json({**record, **extra})

@@ -24,6 +24,7 @@ BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = (
     "#CC79A7",
     "#56B4E9",
 )
+OWN = "this model"
 INK, FAINT = "#222222", "#8a8a8a"
 COLOURS = {
     "mlstm-emb-wn-vd-large": BLUE,
@@ -133,8 +134,10 @@ def all_of(records: Sequence[Record], surprise: tables.Surprise | None) -> list[
     return figures
 
 
-def learning_curve(run: Path, marks: Mapping[str, float] | None = None) -> list[Path]:
-    """Draws curve.svg and curve.png into a run's folder; `marks` are levels to compare with, by name."""
+def learning_curve(
+    run: Path, others: Mapping[str, float] | None = None, own: float | None = None
+) -> list[Path]:
+    """Draws curve.svg and curve.png into a run's folder; `others` and `own` are what the test part costs."""
     lines = runs.read_log(run)
     if not lines:
         raise RunError(f"{run} has no log to draw. Give the folder of a run.")
@@ -145,7 +148,9 @@ def learning_curve(run: Path, marks: Mapping[str, float] | None = None) -> list[
         if line.get("valid_bits_per_char") is not None
     ]
     recipe = runs.recipe_of(run)
-    data = {"title": recipe.title or recipe.name, "train": train, "valid": valid, "marks": dict(marks or {})}
+    # The curves are of other parts of the text: beside the others' levels stands the model's own.
+    marks = dict(others or {}) | ({} if own is None else {OWN: own})
+    data = {"title": recipe.title or recipe.name, "train": train, "valid": valid, "marks": marks}
     return Figure("curve", data, _paint_run, (7.0, 4.0)).draw(run)
 
 
@@ -163,8 +168,8 @@ def _paint_run(picture: Any, data: Any) -> None:
             f"{data['valid'][-1][1]:.2f}",
             data["valid"][-1],
             textcoords="offset points",
-            xytext=(0, 8),
-            ha="center",
+            xytext=(4, 8),
+            ha="right",  # the levels' names begin beside it
             color=BLUE,
             weight="bold",
         )
@@ -176,15 +181,18 @@ def _paint_run(picture: Any, data: Any) -> None:
     axes.set_xlim(0, data["train"][-1][0] * 1.03)
     height = float("-inf")
     for name, level in sorted(data["marks"].items(), key=lambda mark: mark[1]):
-        axes.axhline(level, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+        colour, weight = (BLUE, "bold") if name == OWN else (INK, "normal")
+        axes.axhline(level, color=BLUE if name == OWN else FAINT, linewidth=1, linestyle=(0, (4, 3)))
         # Beside the axes, and far enough apart to be read.
         height = max(level, height + 0.055 * (high - low))
         axes.annotate(
-            f"{name}  {level:.2f}",
+            f"{name}, test {level:.2f}",
             (1.01, height),
             xycoords=("axes fraction", "data"),
             va="center",
             fontsize=9,
+            color=colour,
+            weight=weight,
         )
     axes.legend(loc="upper right")
 
