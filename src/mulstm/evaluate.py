@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mulstm.nn.packed import has_failed
 from mulstm.packing import picked, run
 from mulstm.record_corpus import RecordSplit
 from mulstm.replay import scorer
+from mulstm.runs import replacing
 from mulstm.units import bits_per_char, word_perplexity
 
 Losses = npt.NDArray[np.float32]
@@ -73,28 +75,27 @@ def evaluate(
     chunk = min(chunk, length)
     # The first block of a split cut at `total` is its beginning.
     chunks = Lanes(split, lanes, chunk, trim=False, block=total)
-    kept = _room(losses, total)
     device = next(model.parameters()).device
     folded = model.folded().eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
     started = time.perf_counter()
     count = -(-length // chunk)
     score = scorer(folded, lanes, chunk, count)
-    for k in range(count):
-        x, y = (
-            torch.from_numpy(np.ascontiguousarray(part)).to(device, torch.long) for part in chunks.chunk_at(k)
-        )
-        each = score(x, y)
-        nats += each.sum(dtype=torch.float64)
-        if kept is not None:
-            _keep(kept, each.cpu().numpy(), y.cpu().numpy(), k * chunk, length)
-        # Asking for the sum makes a GPU wait, so it is asked for now and then only.
-        if progress is not None and k % 16 == 15:
-            done = min((k + 1) * chunk * lanes, total)
-            progress(done, bits_per_char(float(nats), done))
-    check_kernels(device)
-    if isinstance(kept, np.memmap):
-        kept.flush()
+    with _room(losses, total) as kept:
+        for k in range(count):
+            x, y = (
+                torch.from_numpy(np.ascontiguousarray(part)).to(device, torch.long)
+                for part in chunks.chunk_at(k)
+            )
+            each = score(x, y)
+            nats += each.sum(dtype=torch.float64)
+            if kept is not None:
+                _keep(kept, each.cpu().numpy(), y.cpu().numpy(), k * chunk, length)
+            # Asking for the sum makes a GPU wait, so it is asked for now and then only.
+            if progress is not None and k % 16 == 15:
+                done = min((k + 1) * chunk * lanes, total)
+                progress(done, bits_per_char(float(nats), done))
+        check_kernels(device)
     words = split.words if total == split.symbols_count else None
     return Evaluation(float(nats), total, words, time.perf_counter() - started, kept)
 
@@ -139,10 +140,16 @@ def check_kernels(device: torch.device) -> None:
         )
 
 
-def _room(losses: bool | Path, total: int) -> Losses | None:
+@contextlib.contextmanager
+def _room(losses: bool | Path, total: int) -> Iterator[Losses | None]:
+    """For single losses, where they are wanted; a file gets its name once it is whole."""
     if isinstance(losses, Path):
-        return np.lib.format.open_memmap(losses, mode="w+", dtype=np.float32, shape=(total,))
-    return np.empty(total, dtype=np.float32) if losses else None
+        with replacing(losses) as temporary:
+            kept = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=(total,))
+            yield kept
+            kept.flush()
+    else:
+        yield np.empty(total, dtype=np.float32) if losses else None
 
 
 def _keep(kept: Losses, each: Losses, y: npt.NDArray[np.int64], start: int, length: int) -> None:

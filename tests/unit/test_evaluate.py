@@ -72,6 +72,18 @@ def test_losses_to_a_file(model: LanguageModel, split: Split, tmp_path: Path) ->
     assert stored.sum(dtype=np.float64) == pytest.approx(found.nats, rel=1e-6)
 
 
+def test_losses_are_whole_or_not_there(model: LanguageModel, split: Split, tmp_path: Path) -> None:
+    def stop(done: int, bits: float) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "kept" / "losses.npy"
+    path.parent.mkdir()
+    path.write_text("of an earlier time")
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, split, 1, 2, losses=path, progress=stop)
+    assert [p.read_text() for p in path.parent.iterdir()] == ["of an earlier time"]
+
+
 def test_the_model_is_left_as_it_was(model: LanguageModel, split: Split) -> None:
     model.train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mulstm import console
-from mulstm.errors import DataError
 
 if TYPE_CHECKING:
     from mulstm.codec.network import Network
@@ -29,23 +28,12 @@ Products = Annotated[
 Coder = Annotated[
     str, typer.Option("--coder", help="The range coder: auto, numba, constriction or python. Same bytes.")
 ]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a file that is there already.")]
 Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0: all cores. Same bytes.")]
 
 
 def sleep_while_waiting() -> None:
     """Threads that spin while they wait starve others on a busy machine. Call it before torch is imported."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
-def require_room(source: Path, target: Path, force: bool) -> None:
-    """Raises DataError where writing would lose a file that nobody said may go."""
-    if str(target) == "-" or not target.exists():
-        return
-    if str(source) != "-" and source.exists() and target.samefile(source):
-        raise DataError(f"{target} would replace the file that is read. Give --output another path.")
-    if not force and target.is_file():
-        raise DataError(f"{target} exists already. Give --output another path, or --force to replace it.")
 
 
 def network_of(model: Path, device: str, products: str, threads: int, quiet: bool) -> tuple[Network, Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,14 +35,6 @@ def read(
 
     for record in records.read(path, kind=kind, column=column, id_column=id_column, label_column=label):
         yield record._replace(text=record.text.upper()) if upper else record
-
-
-def require_folder(out: Path | None) -> None:
-    """Complains, before any work is done, about an output that could not be written."""
-    from mulstm.errors import DataError
-
-    if out is not None and not out.parent.is_dir():
-        raise DataError(f"The folder {out.parent} does not exist. Make it first.")
 
 
 class Counter:

@@ -8,18 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import (
-    Coder,
-    Force,
-    Model,
-    Products,
-    Threads,
-    ending_tidily,
-    moving,
-    network_of,
-    require_room,
-)
+from mulstm.cli._codec import Coder, Model, Products, Threads, ending_tidily, moving, network_of
 from mulstm.cli._options import AsJson, Device, Quiet
+from mulstm.cli._output import Force, require_room
 
 
 def command(
@@ -67,7 +58,10 @@ def command(
     """Compress a file with a model. The archive decodes on any machine, with the same model."""
     target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
     if not bench:
-        require_room(file, target, force)
+        require_room(target, force, read=(file, model))
+    elif figure is not None:
+        require_room(figure, force, read=(file,), endings=(".svg",))
+        require_room(figure.with_suffix(".png"), force, read=(file,))
     network, source = network_of(model, device, products, threads, quiet)
     how: dict[str, Any] = {"lanes": lanes or None, "block": block, "coder": coder}
     if bench:

@@ -8,18 +8,9 @@ from typing import Annotated
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import (
-    Coder,
-    Force,
-    Model,
-    Products,
-    Threads,
-    ending_tidily,
-    moving,
-    network_of,
-    require_room,
-)
+from mulstm.cli._codec import Coder, Model, Products, Threads, ending_tidily, moving, network_of
 from mulstm.cli._options import AsJson, Device, Quiet
+from mulstm.cli._output import Force, require_room
 
 
 def command(
@@ -43,7 +34,7 @@ def command(
     if output is None and str(file) != "-" and file.suffix != ".mul":
         raise typer.BadParameter(f"{file} does not end in .mul, so say where to write", param_hint="--output")
     target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))
-    require_room(file, target, force)
+    require_room(target, force, read=(file, model))
     network, _ = network_of(model, device, products, threads, quiet)
     from mulstm.codec import archive
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mulstm.cli._options import AsJson, Device, Model, Quiet
+from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper
 
 VECTORS = {"mean": "h_mean", "final": "h_final", "cell": "c_final", "joined": "joined"}
@@ -17,6 +18,7 @@ def command(
     model: Model,
     source: Input,
     out: Annotated[Path, typer.Option("--out", "-o", help="What to write: .npz, .parquet or .jsonl.")],
+    force: Force = False,
     what: Annotated[
         list[str] | None,
         typer.Option("--what", help="mean, final, cell or joined; repeatable (default: the first three)."),
@@ -48,6 +50,7 @@ def command(
     vectors = tuple(VECTORS[name] for name in what or ("mean", "final", "cell"))
     wanted = Wanted(vectors, positions, _units(units))
     files.check(out)
+    require_room(out, force, read=(source, model))
     loaded = checkpoint.load(model, parallel.pick(device))
     counter = Counter(quiet)
     summary = embed_file(

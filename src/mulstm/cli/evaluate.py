@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mulstm.cli._options import AsJson, DataDir, Device, Model, Precision, Quiet
+from mulstm.cli._output import Force, require_room
 
 if TYPE_CHECKING:
     from mulstm.evaluate import Evaluation
@@ -39,6 +40,7 @@ def command(
         Path | None,
         typer.Option("--losses", help="Write each symbol's loss in nats, in text order, to this .npy."),
     ] = None,
+    force: Force = False,
     precision: Precision = "fp32",
     backend: Annotated[str, typer.Option("--backend", help='See "mulstm info".')] = "auto",
     dynamic: Annotated[
@@ -74,7 +76,7 @@ def command(
     """Measure a model: bits per character, and word perplexity where the corpus has words."""
     import numpy as np
 
-    from mulstm import checkpoint, console, parallel
+    from mulstm import checkpoint, console, parallel, runs
     from mulstm.cli._text import part_of
     from mulstm.evaluate import evaluate
     from mulstm.report.records import add_dynamic
@@ -86,6 +88,7 @@ def command(
         raise typer.BadParameter(
             "a record takes --dynamic on the whole test part only", param_hint="--record"
         )
+    require_room(losses, force, read=(text, model), endings=(".npy",))
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.model.precision, loaded.model.backend = precision, backend
     part = part_of(loaded, text, split, data_dir)
@@ -100,7 +103,8 @@ def command(
         moving, R, settings = _dynamic.prepare(loaded, asked, data_dir)
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
         if losses is not None and found.losses is not None:
-            np.save(losses, found.losses)
+            with runs.replacing(losses) as temporary, temporary.open("wb") as file:
+                np.save(file, found.losses)
     else:
         keep = losses or False
         measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mulstm.cli._options import Model
+from mulstm.cli._output import Force, require_room
 
 FORMATS = ("unirep", "openai", "nvidia", "chainer", "tape", "torchrecurrent", "onnx", "hub")
 
@@ -19,20 +20,22 @@ def command(
         typer.Argument(metavar="FORMAT", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}."),
     ],
     out: Annotated[Path, typer.Argument(help="The file or folder to write.")],
+    force: Force = False,
 ) -> None:
     """Write a model for other software: what was imported comes out as it went in.
 
     onnx is the single step with its state in and out; hub is a folder for the Hugging Face hub.
     """
     from mulstm import checkpoint, console, interop
-    from mulstm.cli._records import require_folder
     from mulstm.errors import CheckpointError
 
     if format_name not in FORMATS:
         raise CheckpointError(f'There is no format "{format_name}". Choose one of: {", ".join(FORMATS)}.')
-    require_folder(out)
-    if out.is_file() and format_name in ("openai", "hub"):
-        raise CheckpointError(f"{out} is a file, and {format_name} writes a folder. Give another name.")
+    read = (checkpoint.find(model),)
+    if format_name == "onnx":
+        require_room(out, force, read=read, endings=(".onnx",))
+    for target in _targets(format_name, out):
+        require_room(target, force, read=read)
     if format_name == "onnx":
         from mulstm.interop import onnx
 
@@ -46,3 +49,19 @@ def command(
         written = [out]
     for path in written:
         console.result(str(path))
+
+
+def _targets(format_name: str, out: Path) -> list[Path]:
+    """What may be replaced; a hub folder keeps the model card that it has."""
+    from mulstm.errors import CheckpointError
+    from mulstm.interop import hub
+
+    if format_name == "onnx":
+        return [out.with_name(out.name + ".data")]
+    if format_name not in ("openai", "hub") and (format_name != "unirep" or out.suffix == ".npz"):
+        return [out]
+    if out.is_file():
+        raise CheckpointError(f"{out} is a file, and {format_name} writes a folder. Give another name.")
+    if not out.is_dir():
+        return [out]
+    return [out / hub.MODEL, out / hub.CONFIG] if format_name == "hub" else sorted(out.glob("*.npy"))

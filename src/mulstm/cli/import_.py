@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mulstm.cli._options import AsJson
+from mulstm.cli._output import Force, require_room
 
 if TYPE_CHECKING:
     from mulstm.interop import Weights
@@ -39,6 +40,7 @@ def command(
         str,
         typer.Option("--vocabulary", metavar="FILE", help="A text whose distinct bytes are the alphabet."),
     ] = "",
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert pretrained weights, checked key by key; nothing in them is ever executed.
@@ -46,9 +48,8 @@ def command(
     Examples: "mulstm import unirep 1900 unirep.safetensors"; "mulstm import openai model/ review.safetensors"
     """
     from mulstm import checkpoint, console, interop
-    from mulstm.cli._records import require_folder
 
-    require_folder(out)
+    require_room(out, force, read=(path, compare, vocabulary), endings=(".safetensors",))
     if compare:
         if head_map:
             raise typer.BadParameter("give --head-map or --compare, not both", param_hint="--compare")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mulstm.cli._options import AsJson, Device, Model
+from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Upper
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ def trace(
         Path | None, typer.Option("--figure", help="Draw the first record (.svg, .png).")
     ] = None,
     page: Annotated[Path | None, typer.Option("--html", help="Colour the text by the first unit.")] = None,
+    force: Force = False,
     kind: Kind = "",
     column: Column = "",
     id_column: IdColumn = "",
@@ -38,14 +40,12 @@ def trace(
     import json
 
     from mulstm import checkpoint, console, neurons, parallel
-    from mulstm.cli._records import read, require_folder
+    from mulstm.cli._records import read
     from mulstm.cli._terminal import shown
     from mulstm.errors import DataError
 
-    for out in (figure, page):
-        require_folder(out)
-    if figure is not None:
-        neurons.require_figure(figure)
+    require_room(figure, force, read=(source, model), endings=neurons.FIGURES)
+    require_room(page, force, read=(source, model), endings=(".html",))
     loaded = checkpoint.load(model, parallel.pick(device))
     records = read(source, kind, column, id_column, upper)
     found = [neurons.trace(loaded, record, unit, of) for record in records]

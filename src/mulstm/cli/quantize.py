@@ -10,6 +10,7 @@ import typer
 from mulstm import console
 from mulstm.cli._codec import sleep_while_waiting
 from mulstm.cli._options import AsJson, Model
+from mulstm.cli._output import Force, require_room
 
 
 def command(
@@ -27,6 +28,7 @@ def command(
     symbols: Annotated[
         int, typer.Option("--symbols", min=1, help="With --against: only so many bytes from its start.")
     ] = 200_000,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn a checkpoint into an integer model: smaller, faster, and the same on every machine."""
@@ -36,9 +38,10 @@ def command(
     from mulstm.codec.source import default_path, quantize_checkpoint
 
     file = checkpoint.find(model)
+    target = output or default_path(file)
+    require_room(target, force, read=(file, against or ""), endings=(".safetensors",))
     loaded = checkpoint.load(file)
     made = quantize_checkpoint(loaded)
-    target = output or default_path(file)
     facts: dict[str, Any] = {
         "file": str(target),
         "parent": made.parent,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mulstm.cli._options import AsJson, Device, Model
+from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def command(
         int, typer.Option("--next", min=0, help="Add the so many likeliest symbols after each record.")
     ] = 0,
     page: Annotated[Path | None, typer.Option("--html", help="Write a heat map of surprise.")] = None,
+    force: Force = False,
     kind: Kind = "",
     column: Column = "",
     id_column: IdColumn = "",
@@ -40,13 +42,13 @@ def command(
     A protein's stop symbol and a text's line end are predicted too. --json prints one object a record.
     """
     from mulstm import checkpoint, console, parallel
-    from mulstm.cli._records import read, require_folder
+    from mulstm.cli._records import read
     from mulstm.errors import DataError
     from mulstm.packing import LANES
     from mulstm.scoring import scores, total
     from mulstm.scoring.page import surprise
 
-    require_folder(page)
+    require_room(page, force, read=(source, model), endings=(".html",))
     loaded = checkpoint.load(model, parallel.pick(device))
     needed = losses or words or page is not None
     found = scores(
