@@ -80,6 +80,11 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
     """The model on `device`, ready to be used; a run folder stands for the model that its record is of."""
     file = find(path)
     meta = read_meta(file)
+    if meta.get("kind") == "integer model":
+        raise CheckpointError(
+            f"{file} is an integer model, which only compress and decompress read. "
+            "Give the checkpoint it was made from."
+        )
     if meta.get("kind") != "model":
         raise CheckpointError(
             f"{file} holds the training state of a run, not a model. Give last.safetensors beside it."
@@ -108,13 +113,17 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
 
 
 def find(path: str | os.PathLike[str]) -> Path:
-    """The file meant: itself, the model of a run folder that counts, or a released model by name."""
+    """The file meant: itself, the model of a run folder that counts, or a released model by name.
+
+    A folder of runs stands for the newest of them that has a model.
+    """
     given = Path(path)
     if given.is_dir():
-        # The best is there where the recipe has patience; else the last counts.
-        for name in ("best.safetensors", "last.safetensors"):
-            if (given / name).is_file():
-                return given / name
+        for folder in (given, *runs.newest_first(".", root=given)):
+            # The best is there where the recipe has patience; else the last counts.
+            for name in ("best.safetensors", "last.safetensors"):
+                if (folder / name).is_file():
+                    return folder / name
         raise CheckpointError(
             f"There is no checkpoint in the folder {given}. Train first, or give a .safetensors file."
         )

@@ -108,6 +108,9 @@ def test_damaged_checkpoints(call: Call, trained: Path, tmp_path: Path) -> None:
     told(call("sample", tmp_path / "foreign.safetensors"), 3, "another program", "mulstm import")
     told(call("sample", tmp_path / "nowhere"), 3, "no checkpoint")
     told(call("evaluate", trained / "resume.safetensors"), 3, "training state")
+    assert call("quantize", trained, "-o", tmp_path / "i.safetensors").code == 0
+    for command in ("evaluate", "sample", "info"):
+        told(call(command, tmp_path / "i.safetensors"), 3, "is an integer model", "Give the checkpoint")
 
 
 def test_a_checkpoint_of_another_alphabet(call: Call, trained: Path, text_file: Path, tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from mulstm.codec.network import Network
 
 Model = Annotated[
-    Path, typer.Argument(help='A checkpoint, the folder of a run, or what "mulstm quantize" wrote.')
+    Path,
+    typer.Argument(
+        help='A checkpoint, the folder of a run or of runs (the newest), or what "mulstm quantize" wrote.'
+    ),
 ]
 Products = Annotated[
     str,

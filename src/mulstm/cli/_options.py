@@ -14,7 +14,10 @@ DataDir = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
 Model = Annotated[
-    Path, typer.Argument(help="A checkpoint, the folder of a run, or a released model by name.")
+    Path,
+    typer.Argument(
+        help="A checkpoint, the folder of a run or of runs (the newest), or a released model by name."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
