@@ -42,7 +42,7 @@ class Checkpoint:
     model: LanguageModel
     alphabet: Alphabet
     recipe: Recipe
-    meta: dict[str, Any]  # metrics, source, storage, fingerprint, the version that wrote it
+    meta: dict[str, Any]  # metrics, source, corpus, storage, fingerprint, the version that wrote it
 
 
 def save(
@@ -53,6 +53,7 @@ def save(
     recipe: Recipe | None = None,
     metrics: Mapping[str, Any] | None = None,
     source: Mapping[str, Any] | None = None,
+    corpus: Mapping[str, Any] | None = None,  # what tells the text it was trained on from others
     storage: str | None = None,
 ) -> str:
     """Replaces the file in one step and returns its fingerprint; without `storage` nothing is rounded."""
@@ -70,6 +71,7 @@ def save(
         "alphabet": alphabet.to_json(),
         "metrics": dict(metrics or {}),
         "source": dict(source or {}),
+        "corpus": dict(corpus or {}),
         "fingerprint": _digest(tensors, model.recipe, alphabet),
     }
     write_tensors(Path(path), tensors, meta)

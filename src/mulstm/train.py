@@ -328,6 +328,7 @@ def _write_model(job: Job, name: str, bits: float | None) -> None:
         recipe=job.recipe,
         metrics=metrics,
         source=job.source,
+        corpus=job.facts,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mulstm.checkpoint import Checkpoint
-from mulstm.cli._text import part_of
+from mulstm.cli._text import is_own, part_of
 from mulstm.data.corpus import Split
 from mulstm.data.store import cache_folder
 from mulstm.dynamic import Settings, Statistics, kept_statistics
@@ -19,10 +19,11 @@ from mulstm.report.records import read_one
 from mulstm.runs import commit
 
 LANES, BATCHES = 100, 500  # from which the statistics are gathered
+REMEDY = "Leave --dynamic out, which wants that text."
 
 
 def prepare(
-    loaded: Checkpoint, settings: Settings, data_dir: Path | None
+    loaded: Checkpoint, settings: Settings, text: str, data_dir: Path | None
 ) -> tuple[LanguageModel, Statistics, Settings]:
     """The model that moves, the training text's statistics, kept in the cache, and settings with a rate."""
     model = loaded.model.folded(embedding=False).eval() if settings.folded else loaded.model
@@ -30,7 +31,7 @@ def prepare(
         cache_folder() / "statistics",
         model,
         loaded.alphabet,
-        part_of(loaded, "", "train", data_dir),
+        part_of(loaded, text if is_own(loaded, text) else "", "train", data_dir, remedy=REMEDY),
         lanes=LANES,
         segment=settings.segment,
         batches=BATCHES,

@@ -2,34 +2,83 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mulstm import data, record_corpus
-from mulstm.data.corpus import Split
+from mulstm.data.corpus import Corpus, Split
 from mulstm.data.known import KNOWN
+from mulstm.errors import CheckpointError, DataError
+from mulstm.record_corpus import RecordSplit
+from mulstm.records import kind_of
 
 if TYPE_CHECKING:
     from mulstm.checkpoint import Checkpoint
 
 
-def part_of(model: Checkpoint, text: str, split: str, data_dir: Path | None) -> Split:
+def is_own(model: Checkpoint, text: str) -> bool:
+    """Whether the text that the model was trained on is meant: none is named, or that one."""
+    return text in ("", model.recipe.data.corpus)
+
+
+def part_of(
+    model: Checkpoint,
+    text: str,
+    split: str,
+    data_dir: Path | None,
+    remedy: str = "",  # what to do where the model's own text cannot be had
+) -> Split:
     """A part of `text`, or of the text the model was trained on where none is given.
 
     A user's own text is read whole unless a part is named. Bytes that the model does not know are
     an error when they are met.
     """
-    trained = model.recipe.data
-    name = text or trained.corpus
-    own = bool(text) and text not in {known.name for known in KNOWN} and text != trained.corpus
-    if name == trained.corpus and trained.records:
-        return record_corpus.load(trained, data_dir).split(split or "valid")
-    corpus = data.load(
-        name,
-        data_dir=data_dir,
-        split="" if own else trained.split if name == trained.corpus else "",
-        protocol=trained.protocol if name == trained.corpus else "",
-    )
-    part = corpus.split(split or ("all" if own else "test"))
-    return dataclasses.replace(part, alphabet=model.alphabet)
+    if is_own(model, text):
+        trained = model.recipe.data
+        if not text:
+            _require_origin(model, remedy)
+        # Whatever the alphabet, the model's own is put in place below.
+        corpus = record_corpus.load(
+            trained if trained.records else replace(trained, alphabet="bytes"), data_dir
+        )
+        if not text:
+            _require_same(model, corpus, remedy)
+        usual = "valid" if trained.records else "test"
+    else:
+        _require_one_text(model, text)
+        corpus = data.load(text, data_dir=data_dir)
+        usual = "test" if text in {known.name for known in KNOWN} else "all"
+    part = corpus.split(split or usual)
+    return part if isinstance(part, RecordSplit) else replace(part, alphabet=model.alphabet)
+
+
+def _is_protein(model: Checkpoint) -> bool:
+    return bool(model.meta["source"].get("convention") == "protein")
+
+
+def _require_origin(model: Checkpoint, remedy: str) -> None:
+    # An imported model has a recipe without a name, and of its text only the default stands there.
+    if not (model.recipe.name or model.meta.get("corpus")):
+        usual = 'Use "mulstm score".' if _is_protein(model) else "Give a text."
+        raise CheckpointError(f"This model does not say what it was trained on. {remedy or usual}")
+
+
+def _require_same(model: Checkpoint, corpus: Corpus, remedy: str) -> None:
+    from mulstm.job import corpus_facts
+
+    # What an earlier version did not write cannot be compared.
+    saved, facts = model.meta.get("corpus", {}), corpus_facts(corpus)
+    if any(saved.get(key, facts[key]) != facts[key] for key in ("symbols", "checksum")):
+        raise DataError(
+            f"{model.recipe.data.corpus} is not the text this model was trained on, or has changed since. "
+            f"{remedy or 'Give the text by name to measure on it all the same.'}"
+        )
+
+
+def _require_one_text(model: Checkpoint, text: str) -> None:
+    if _is_protein(model) or (model.recipe.data.records and kind_of(text) != "lines"):
+        raise DataError(
+            f"This model reads records, each for itself, and {text} would be read as one text. "
+            f'Use "mulstm score MODEL {text}".'
+        )

@@ -28,7 +28,12 @@ def command(
     ] = "",
     lanes: Annotated[
         int | None,
-        typer.Option("--lanes", min=1, help="Stretches the text is read in (default: 10; dynamic: 1)."),
+        typer.Option(
+            "--lanes",
+            min=1,
+            help="Stretches the text is read in (default: evaluate.final_lanes of the model's recipe for "
+            "its own text, 10 for another; dynamic: 1).",
+        ),
     ] = None,
     chunk: Annotated[
         int, typer.Option("--chunk", min=1, help="Symbols read at a time; no effect on the result.")
@@ -77,13 +82,12 @@ def command(
     import numpy as np
 
     from mulstm import checkpoint, console, parallel, runs
-    from mulstm.cli._text import part_of
+    from mulstm.cli._text import is_own, part_of
     from mulstm.evaluate import evaluate
     from mulstm.report.records import add_dynamic
 
     if dynamic and lanes not in (None, 1):
         raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
-    lanes = lanes or (1 if dynamic else 10)
     if record is not None and (not dynamic or text or split not in ("", "test") or symbols):
         raise typer.BadParameter(
             "a record takes --dynamic on the whole test part only", param_hint="--record"
@@ -100,13 +104,15 @@ def command(
         asked = Settings(segment, rate, pull, epsilon, folded=not as_trained)
         if record is not None:
             _dynamic.require_record_of(loaded, part, record)
-        moving, R, settings = _dynamic.prepare(loaded, asked, data_dir)
+        moving, R, settings = _dynamic.prepare(loaded, asked, text, data_dir)
+        lanes = 1
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
         if losses is not None and found.losses is not None:
             with runs.replacing(losses) as temporary, temporary.open("wb") as file:
                 np.save(file, found.losses)
     else:
         keep = losses or False
+        lanes = lanes or (loaded.recipe.evaluate.final_lanes if is_own(loaded, text) else 10)
         measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)
         found = _watched(total, quiet, measure)
     result = {

@@ -29,6 +29,7 @@ def save_pretrained(loaded: Checkpoint, folder: str | os.PathLike[str], *, licen
         recipe=loaded.recipe,
         metrics=meta.get("metrics"),
         source=meta.get("source"),
+        corpus=meta.get("corpus"),
     )
     write_atomic(place / CONFIG, json.dumps(_config(loaded), indent=2, sort_keys=True) + "\n")
     if not (place / CARD).exists():
