@@ -135,7 +135,8 @@ def draw(found: Trace, path: Path) -> None:
             axes.set_xlabel("symbol")
         if len(found.units) > 1:
             axes.legend()
-        picture.savefig(path, metadata=undated[path.suffix])
+        with replacing(path) as temporary:
+            picture.savefig(temporary, format=path.suffix[1:], metadata=undated[path.suffix])
 
 
 def write_page(found: Sequence[Trace], path: Path) -> None:

@@ -113,17 +113,21 @@ def test_the_onnx_step(recipe: dict[str, object], tmp_path: Path, monkeypatch: p
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 
-def test_an_onnx_file_that_fails_its_check_is_taken_away(
+def test_an_onnx_file_that_fails_its_check_takes_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from mulstm.interop import onnx
 
+    (tmp_path / "step.onnx").write_text("an older one")
+    before = sorted(tmp_path.iterdir())
+    loaded = saved(tmp_path)
     monkeypatch.setattr(onnx, "difference", lambda step, path: 0.1)
     with pytest.raises(CheckFailedError, match=r"differs from ours by 1\.0e-01"):
-        onnx.write(saved(tmp_path), tmp_path / "step.onnx")
-    assert not list(tmp_path.glob("step.onnx*"))
+        onnx.write(loaded, tmp_path / "step.onnx")
+    assert (tmp_path / "step.onnx").read_text() == "an older one"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith((".", "step.onnx.")) and p not in before]
 
 
 def test_the_layer_compiles_without_graph_breaks() -> None:

@@ -51,10 +51,19 @@ def write_npz(path: Path, arrays: Mapping[str, AnyArray]) -> None:
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive:
         for key, array in arrays.items():
-            buffer = io.BytesIO()
-            np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{key}.npy"), buffer.getvalue())
+            archive.writestr(zipfile.ZipInfo(f"{key}.npy"), _npy(array))
     write_atomic(path, whole.getvalue())
+
+
+def write_npy(path: Path, array: AnyArray) -> None:
+    """One array, whole or not at all."""
+    write_atomic(path, _npy(array))
+
+
+def _npy(array: AnyArray) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()
 
 
 def _not_plain(path: Path, error: ValueError) -> CheckpointError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,12 +40,15 @@ class Step(nn.Module):
 
 
 def write(loaded: Checkpoint, path: Path) -> list[Path]:
-    """Writes the model, its weights beside it, checks both in onnxruntime, and returns the files' paths."""
+    """Writes the model, its weights beside it, and returns the files' paths.
+
+    Both are checked in onnxruntime before they take their places.
+    """
     _require("onnx", "onnxscript", "onnxruntime")
     step = Step(loaded.model.cpu().float())
     example = _example(step.model, 2)
     batch = torch.export.Dim("batch")
-    with _silence():
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder, _silence():
         program = torch.onnx.export(
             step,
             example,
@@ -55,17 +59,16 @@ def write(loaded: Checkpoint, path: Path) -> list[Path]:
         )
         if program is None:
             raise CheckFailedError("The model could not be traced for ONNX. Export it from a newer PyTorch.")
-        program.save(str(path), external_data=True)
-    written = [path, *(p for p in [path.with_name(path.name + ".data")] if p.exists())]
-    error = difference(step, path)
-    if not error <= TOLERANCE:
-        for file in written:
-            file.unlink()
-        raise CheckFailedError(
-            f"The ONNX model differs from ours by {error:.1e} where {TOLERANCE:.0e} is allowed. "
-            "Nothing was written; try another version of onnxruntime."
-        )
-    return written
+        made = Path(folder) / path.name
+        program.save(str(made), external_data=True)
+        error = difference(step, made)
+        if not error <= TOLERANCE:
+            raise CheckFailedError(
+                f"The ONNX model differs from ours by {error:.1e} where {TOLERANCE:.0e} is allowed. "
+                "Nothing was written; try another version of onnxruntime."
+            )
+        files = sorted(Path(folder).iterdir(), reverse=True)  # the weights first
+        return [file.replace(path.with_name(file.name)) for file in files][::-1]
 
 
 def session(path: Path) -> Any:

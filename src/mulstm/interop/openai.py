@@ -8,7 +8,7 @@ import numpy as np
 
 from mulstm.errors import CheckpointError
 from mulstm.interop import vocabulary
-from mulstm.interop.npz import read_npy
+from mulstm.interop.npz import read_npy, write_npy
 from mulstm.interop.weights import (
     AnyArray,
     Array,
@@ -79,7 +79,7 @@ def write(weights: Weights, path: str | Path) -> None:
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in to_arrays(weights).items():
-        np.save(folder / f"{name}.npy", np.ascontiguousarray(array))
+        write_npy(folder / f"{name}.npy", array)
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:

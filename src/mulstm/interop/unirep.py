@@ -11,7 +11,7 @@ import numpy as np
 
 from mulstm.errors import CheckpointError
 from mulstm.interop import vocabulary
-from mulstm.interop.npz import read_npy, read_npz, write_npz
+from mulstm.interop.npz import read_npy, read_npz, write_npy, write_npz
 from mulstm.interop.weights import (
     NEVER,
     AnyArray,
@@ -156,7 +156,7 @@ def write(weights: Weights, path: str | Path) -> None:
         )
     path.mkdir(parents=True, exist_ok=True)
     for key, name in _churchlab_names(weights.recipe.layers).items():
-        np.save(path / f"{name}.npy", arrays[key])
+        write_npy(path / f"{name}.npy", arrays[key])
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:
