@@ -91,19 +91,9 @@ def _infer(
 
 
 @_infer.register_fake
-def _(
-    mx: Tensor | None,
-    zx: Tensor,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    mask: Tensor | None,
-    px: Tensor | None,
-    b_h: Tensor | None,
-    unit: str,
-) -> tuple[Tensor, Tensor]:
-    return zx.new_empty(*zx.shape[:2], h_0.shape[1]), torch.empty_like(c_0)
+def _(*inputs: Any) -> tuple[Tensor, Tensor]:
+    x = Inputs(*inputs)
+    return x.zx.new_empty(*x.zx.shape[:2], x.h_0.shape[1]), torch.empty_like(x.c_0)
 
 
 @torch.library.custom_op("mulstm::fused_forward", mutates_args=())
@@ -126,21 +116,11 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    mx: Tensor | None,
-    zx: Tensor,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    mask: Tensor | None,
-    px: Tensor | None,
-    b_h: Tensor | None,
-    unit: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x = Inputs(mx, zx, W_mh, W_zm, h_0, c_0, mask, px, b_h, unit)
-    gates, c, tanh, a, m, r = (zx.new_empty(s, dtype=d) for s, d in saved_shapes(x, zx.shape[0]))
-    return zx.new_empty(*zx.shape[:2], h_0.shape[1]), torch.empty_like(c_0), gates, c, tanh, a, m, r
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    x = Inputs(*inputs)
+    T, B, _ = x.zx.shape
+    saved = (x.zx.new_empty(shape, dtype=dtype) for shape, dtype in saved_shapes(x, T))
+    return x.zx.new_empty(T, B, x.h_0.shape[1]), torch.empty_like(x.c_0), *saved
 
 
 @torch.library.custom_op("mulstm::fused_backward", mutates_args=())
@@ -171,31 +151,12 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    dh: Tensor,
-    dc_T: Tensor,
-    mx: Tensor | None,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    mask: Tensor | None,
-    px: Tensor | None,
-    b_h: Tensor | None,
-    unit: str,
-    h: Tensor,
-    gates: Tensor,
-    c: Tensor,
-    tanh: Tensor,
-    a: Tensor,
-    m: Tensor,
-    r: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    def like(x: Tensor | None) -> Tensor:
-        return h_0.new_empty(0) if x is None else x.new_empty(x.shape)
-
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    _, _, mx, W_mh, W_zm, h_0, c_0, _, px, b_h, _, h, *_ = inputs
     dzx = h.new_empty(*h.shape[:2], W_zm.shape[0])
-    return like(mx), dzx, like(W_mh), like(W_zm), like(h_0), like(c_0), like(px), like(b_h)
+    wanted = (mx, W_mh, W_zm, h_0, c_0, px, b_h)
+    dmx, *rest = (h_0.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted)
+    return dmx, dzx, *rest
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -96,18 +96,8 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    mx: Tensor | None,
-    zx: Tensor,
-    px: Tensor | None,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    mask: Tensor | None,
-    b_h: Tensor | None,
-    unit: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    mx, zx, px, _, _, h_0, c_0, *_ = inputs
     (T, B, width), H = zx.shape, h_0.shape[1]
     shape = (T, B, H) if mx is not None else (0,)
     return (
@@ -162,30 +152,10 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    dh: Tensor,
-    dc_T: Tensor | None,
-    mx: Tensor | None,
-    zx: Tensor,
-    px: Tensor | None,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    mask: Tensor | None,
-    b_h: Tensor | None,
-    unit: str,
-    h: Tensor,
-    c: Tensor,
-    z: Tensor,
-    a: Tensor,
-    m: Tensor,
-    r: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    def like(x: Tensor | None) -> Tensor:
-        return h_0.new_empty(0) if x is None else torch.empty_like(x)
-
-    return like(mx), like(zx), like(px), like(W_mh), like(W_zm), like(h_0), like(c_0), like(b_h)
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    _, _, mx, zx, px, W_mh, W_zm, h_0, c_0, _, b_h, *_ = inputs
+    wanted = (mx, zx, px, W_mh, W_zm, h_0, c_0, b_h)
+    return tuple(h_0.new_empty(0) if x is None else torch.empty_like(x) for x in wanted)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
