@@ -65,18 +65,19 @@ __all__ = [
     "score",
 ]
 
+if not TYPE_CHECKING:  # a type checker is to see the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        module, own = _HOME[name]
-        return getattr(import_module(module), own)
-    if not name.startswith("_"):
-        try:
-            return import_module(f"mulstm.{name}")
-        except ModuleNotFoundError as fault:
-            if fault.name != f"mulstm.{name}":
-                raise
-    raise AttributeError(f"module 'mulstm' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            module, own = _HOME[name]
+            return getattr(import_module(module), own)
+        if not name.startswith("_"):
+            try:
+                return import_module(f"mulstm.{name}")
+            except ModuleNotFoundError as fault:
+                if fault.name != f"mulstm.{name}":
+                    raise
+        raise AttributeError(f"module 'mulstm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -57,6 +57,7 @@ def save(
     storage: str | None = None,
 ) -> str:
     """Replaces the file in one step and returns its fingerprint; without `storage` nothing is rounded."""
+    alphabet.require_size(model.alphabet_size)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     if storage is None:
         storage = "fp64" if any(tensor.dtype == torch.float64 for tensor in weights.values()) else "fp32"
@@ -162,6 +163,16 @@ def require_alphabet(checkpoint: Checkpoint, alphabet: Alphabet, where: str) -> 
 def fingerprint(model: LanguageModel, alphabet: Alphabet) -> str:
     """A hash of everything that decides what the model computes: weights, wiring, alphabet."""
     return _digest(model.state_dict(), model.recipe, alphabet)
+
+
+def storage_of(loaded: Checkpoint) -> str | None:
+    """How its file stores the model, or None where the weights are no longer those of a file."""
+    storage = loaded.meta.get("storage")
+    if storage not in STORAGES:
+        return None
+    tensors = _pack(loaded.model.state_dict(), storage)
+    stored = _digest(tensors, loaded.model.recipe, loaded.alphabet)
+    return storage if stored == loaded.meta.get("fingerprint") else None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -58,6 +58,7 @@ def evaluate(
     progress: Callable[[int, float], None] | None = None,  # gets the symbols read and their bits/char so far
 ) -> Evaluation:
     """The cost of a split, cut into `lanes` stretches that each start from a zero state; constant memory."""
+    split.alphabet.require_size(model.alphabet_size)
     if isinstance(split, RecordSplit):
         if losses:
             raise DataError(

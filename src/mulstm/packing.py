@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mulstm.errors import DataError
 from mulstm.nn.model import LanguageModel
 from mulstm.ops.reference import State
 
@@ -53,6 +54,8 @@ def pack(
 
     Records are taken longest first from those read ahead, so that no long one is left over at the end.
     """
+    if lanes < 1:
+        raise DataError(f"{lanes} lanes cannot read anything. Give 1 or more.")
     blocks = _blocks(records, ahead)
     queue = next(blocks, [])
     chunk = chunk or _fitting_chunk(queue)

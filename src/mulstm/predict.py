@@ -32,12 +32,18 @@ class Predictor:
     """
 
     def __init__(self, model: LanguageModel, alphabet: Alphabet, lanes: int = 1) -> None:
+        alphabet.require_size(model.alphabet_size)
         # Folded, a step does no work that does not depend on the symbol.
         self.model = model.folded().eval()
         self.alphabet = alphabet
         self.lanes = lanes
         self.device = next(self.model.parameters()).device
         self.reset()
+
+    @property
+    def fed(self) -> bool:
+        """Whether it has taken in anything yet."""
+        return self._logits is not None
 
     def reset(self) -> None:
         """Forgets everything fed so far."""

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,8 @@ class Sampling:
             raise MulstmError(f"top-k {self.top_k} is negative. Give 0 (all symbols) or more.")
         if not 0 < self.top_p <= 1:
             raise MulstmError(f"top-p {self.top_p} is not a share. Give a number above 0 and at most 1.")
+        if not isinstance(self.stop, bytes):
+            raise MulstmError(f"The stop {self.stop!r} is no bytes. Give it encoded.")
 
 
 def sample(
@@ -49,7 +52,7 @@ def sample(
     prompt: bytes = b"",
     sampling: Sampling | None = None,
     streams: int = 1,
-    predictor: Predictor | None = None,  # another one than the plain one of that many lanes
+    predictor: Predictor | None = None,  # goes on from what it was fed, and takes in what is drawn
 ) -> Iterator[list[bytes]]:
     """An iterator that gives, for each symbol drawn, one piece of bytes a stream (b"" once it has ended).
 
@@ -60,19 +63,24 @@ def sample(
     how.check()
     if streams < 1:
         raise MulstmError(f"{streams} streams cannot be drawn. Give 1 or more.")
+    ours = predictor is None
     predictor = predictor or Predictor(model, alphabet, streams)
-    start, last = alphabet.special("start"), alphabet.special("stop")
-    if start is not None:
+    start = alphabet.special("start")
+    if not predictor.fed and start is not None:
         predictor.feed(np.full(streams, start))
-    predictor.feed_text(prompt if prompt or start is not None else opening(alphabet))
-    return _draws(predictor, how, last)
+    predictor.feed_text(prompt if prompt or predictor.fed else opening(alphabet))
+    # The GPU's own loop knows nothing of a predictor.
+    plain = ours and how.top_k == 0 and how.top_p == 1
+    device = packed.sampler(predictor.model, streams, greedy=how.temperature == 0) if plain else None
+    return _draws(predictor, how, device)
 
 
-def _draws(predictor: Predictor, how: Sampling, last: int | None) -> Iterator[list[bytes]]:
+def _draws(predictor: Predictor, how: Sampling, device: Any | None) -> Iterator[list[bytes]]:
     alphabet, streams = predictor.alphabet, predictor.lanes
+    last = alphabet.special("stop")
     tails = [b""] * streams
     ended = [False] * streams
-    for symbols in islice(_symbols(predictor, how), how.length):
+    for symbols in islice(_symbols(predictor, how, device), how.length):
         pieces = [b"" if over else alphabet.decode(symbols[i : i + 1]) for i, over in enumerate(ended)]
         yield pieces
         if how.stop:
@@ -84,19 +92,17 @@ def _draws(predictor: Predictor, how: Sampling, last: int | None) -> Iterator[li
             return
 
 
-def _symbols(predictor: Predictor, how: Sampling) -> Iterator[npt.NDArray[np.integer]]:
+def _symbols(predictor: Predictor, how: Sampling, device: Any | None) -> Iterator[npt.NDArray[np.integer]]:
     """The next symbol of every stream, again and again."""
     dice = [np.random.default_rng([how.seed, i]) for i in range(predictor.lanes)]
-    # The GPU's own loop knows nothing of units that a predictor of another kind holds.
-    plain = how.top_k == 0 and how.top_p == 1 and type(predictor) is Predictor
-    device = packed.sampler(predictor.model, predictor.lanes, greedy=how.temperature == 0) if plain else None
     while True:
         weights = filtered(predictor.log_probs(), how)
         symbols = np.array([draw(row, die) for row, die in zip(weights, dice, strict=True)])
-        yield symbols
         if device is not None:
+            yield symbols
             break
         predictor.feed(symbols)
+        yield symbols
     # From here on a GPU draws by itself, many symbols a launch, with the same dice.
     state = predictor.state[0]
     device.start(state.h, state.c, torch.from_numpy(symbols), how.temperature)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mulstm import checkpoint
 from mulstm.data import Alphabet
-from mulstm.errors import CheckpointError, RunError
+from mulstm.errors import CheckpointError, DataError, RunError
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
 
@@ -91,6 +91,25 @@ def test_smaller_storage(
         assert loaded.state_dict()[name].dtype == torch.float32
     gain = "layers.0.g_mh"  # vectors are kept as they are
     assert torch.equal(loaded.state_dict()[gain], model.state_dict()[gain])
+
+
+@pytest.mark.parametrize("storage", checkpoint.STORAGES)
+def test_a_model_knows_whether_it_is_still_that_of_its_file(
+    model: LanguageModel, tmp_path: Path, storage: str
+) -> None:
+    checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET, storage=storage)
+    loaded = checkpoint.load(tmp_path / "m.safetensors")
+    assert checkpoint.storage_of(loaded) == storage
+    with torch.no_grad():
+        loaded.model.W_out += 0.1
+    assert checkpoint.storage_of(loaded) is None
+    assert checkpoint.storage_of(checkpoint.Checkpoint(model, ALPHABET, Recipe(), {})) is None
+
+
+def test_an_alphabet_that_does_not_fit_is_not_saved(model: LanguageModel, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="9 symbols and the alphabet 256"):
+        checkpoint.save(tmp_path / "m.safetensors", model, Alphabet.bytes())
+    assert not (tmp_path / "m.safetensors").exists()
 
 
 def test_int8_rows_of_zeros_stay_zeros(model: LanguageModel, tmp_path: Path) -> None:

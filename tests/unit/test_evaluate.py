@@ -54,6 +54,11 @@ def test_every_symbol_once_in_text_order(model: LanguageModel, split: Split, lan
     assert found.bits_per_char == pytest.approx(nats.mean() / np.log(2), rel=1e-6)
 
 
+def test_a_text_of_another_alphabet(model: LanguageModel, text_file: Path) -> None:
+    with pytest.raises(DataError, match="256 symbols and the alphabet"):
+        evaluate(model, data.load(text_file, alphabet="corpus").split("test"))
+
+
 def test_the_beginning_only(model: LanguageModel, split: Split) -> None:
     found = evaluate(model, split, 1, symbols=50)
     assert found.symbols == 50

@@ -13,6 +13,7 @@ import torch
 
 from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
+from mulstm.codec import quantize_checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckFailedError, CheckpointError
 from mulstm.interop import hub
@@ -45,6 +46,23 @@ def test_a_folder_for_the_hub_and_back(tmp_path: Path) -> None:
     assert "license: cc-by-nc-4.0" in card
     assert "| valid_bits_per_char | 1.5 |" in card
     assert "# my-model" in card
+
+
+def test_a_rounded_or_changed_model_comes_back(tmp_path: Path) -> None:
+    loaded = saved(tmp_path)
+    checkpoint.save(tmp_path / "small.safetensors", loaded.model, loaded.alphabet, storage="int8")
+    small = checkpoint.load(tmp_path / "small.safetensors")
+    hub.save_pretrained(small, tmp_path / "a")
+    assert hub.from_pretrained(tmp_path / "a").meta["storage"] == "int8"
+    with torch.no_grad():
+        small.model.W_out *= 1.01
+    hub.save_pretrained(small, tmp_path / "b")
+    back = hub.from_pretrained(tmp_path / "b")
+    assert torch.equal(back.model.W_out, small.model.W_out)
+    assert back.meta["fingerprint"] in (tmp_path / "b" / "README.md").read_text()
+    hub.save_pretrained(Checkpoint(small.model, small.alphabet, small.recipe, {}), tmp_path / "c")
+    assert torch.equal(hub.from_pretrained(tmp_path / "c").model.W_out, small.model.W_out)
+    assert quantize_checkpoint(small).parent == checkpoint.fingerprint(small.model, small.alphabet)
 
 
 def test_a_card_that_is_there_is_kept(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mulstm.errors import DataError
 from mulstm.packing import pack
 
 
@@ -75,6 +76,11 @@ def test_reading_runs_ahead_only_so_far() -> None:
     chunks = pack(records(), lanes=4, chunk=4, ahead=16)  # type: ignore[arg-type]
     next(chunks)
     assert handed <= 32
+
+
+def test_no_lanes() -> None:
+    with pytest.raises(DataError, match="0 lanes"):
+        list(pack([np.zeros(3, dtype=np.int64)], lanes=0))
 
 
 def test_an_empty_record_is_a_fault_of_the_caller() -> None:

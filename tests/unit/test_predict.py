@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mulstm.data import Alphabet
+from mulstm.errors import DataError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import CELLS, ModelRecipe
@@ -67,5 +68,7 @@ def test_the_model_is_a_copy() -> None:
 
 
 def test_symbols_that_do_not_fit() -> None:
+    with pytest.raises(DataError, match="8 symbols and the alphabet 256"):
+        Predictor(made(), Alphabet.bytes())
     with pytest.raises(ValueError, match="3 lanes"):
         Predictor(made(), ALPHABET, lanes=3).feed(np.array([1, 2]))

@@ -54,6 +54,17 @@ def test_the_likeliest(model: LanguageModel) -> None:
     assert texts(model, b"ab", length=20, top_p=1e-9) == [expected]
 
 
+def test_a_predictor_goes_on_from_where_it_is(model: LanguageModel) -> None:
+    whole = texts(model, b"abc", length=12, temperature=0)[0]
+    predictor = Predictor(model, ALPHABET)
+    predictor.feed_text(b"abc")
+    halves = [
+        b"".join(row[0] for row in sample(model, ALPHABET, b"", how, 1, predictor))
+        for how in (Sampling(length=7, temperature=0), Sampling(length=5, temperature=0))
+    ]
+    assert b"".join(halves) == whole
+
+
 def test_a_prompt_changes_what_follows(model: LanguageModel) -> None:
     assert texts(model, b"a", length=30, temperature=0) != texts(model, b"fgfgfg", length=30, temperature=0)
 
@@ -118,6 +129,7 @@ def test_a_symbol_without_weight_is_never_drawn() -> None:
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"length": -1},
+        {"stop": "ab"},
     ],
 )
 def test_impossible_values(model: LanguageModel, how: dict[str, float]) -> None:

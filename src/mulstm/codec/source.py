@@ -35,7 +35,12 @@ def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
 def quantize_checkpoint(loaded: Checkpoint) -> IntegerModel:
     """The integer model of a checkpoint: the same on every machine."""
     weights = {name: tensor.detach().cpu().numpy() for name, tensor in loaded.model.state_dict().items()}
-    return quantize(weights, loaded.model.recipe, loaded.alphabet, str(loaded.meta["fingerprint"]))
+    # Weights that were changed since they were loaded are no longer those of the file.
+    as_stored = checkpoint.storage_of(loaded) is not None
+    parent = (
+        loaded.meta["fingerprint"] if as_stored else checkpoint.fingerprint(loaded.model, loaded.alphabet)
+    )
+    return quantize(weights, loaded.model.recipe, loaded.alphabet, str(parent))
 
 
 def default_path(file: Path) -> Path:

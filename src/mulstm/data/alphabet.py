@@ -67,6 +67,14 @@ class Alphabet:
         """The symbol of that name, such as "start", where there is one."""
         return len(self.symbols) + self.specials.index(name) if name in self.specials else None
 
+    def require_size(self, size: int) -> None:
+        """Raises DataError where this cannot be the alphabet of a model of `size` symbols."""
+        if self.size != size:
+            raise DataError(
+                f"The model has {size} symbols and the alphabet {self.size}: they do not belong together. "
+                "Give the model's own alphabet, or a text encoded with it."
+            )
+
     @property
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits that differ when the alphabets do."""

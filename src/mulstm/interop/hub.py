@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -22,7 +23,8 @@ def save_pretrained(loaded: Checkpoint, folder: str | os.PathLike[str], *, licen
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     meta = loaded.meta
-    checkpoint.save(
+    # A model that was changed since it was loaded is another one, and nothing of it is rounded.
+    fingerprint = checkpoint.save(
         place / MODEL,
         loaded.model,
         loaded.alphabet,
@@ -30,7 +32,9 @@ def save_pretrained(loaded: Checkpoint, folder: str | os.PathLike[str], *, licen
         metrics=meta.get("metrics"),
         source=meta.get("source"),
         corpus=meta.get("corpus"),
+        storage=checkpoint.storage_of(loaded),
     )
+    loaded = dataclasses.replace(loaded, meta={**meta, "fingerprint": fingerprint})
     write_atomic(place / CONFIG, json.dumps(_config(loaded), indent=2, sort_keys=True) + "\n")
     if not (place / CARD).exists():
         write_atomic(place / CARD, card(loaded, place.resolve().name, licence))

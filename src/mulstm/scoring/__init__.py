@@ -97,15 +97,20 @@ def words(score: Score) -> Iterator[Word]:
 
 
 def score(
-    model: Checkpoint | str | os.PathLike[str], sequences: str | bytes | Iterable[str | bytes], **how: Any
+    model: Checkpoint | str | os.PathLike[str],
+    sequences: str | bytes | Iterable[str | bytes],
+    *,
+    lanes: int = LANES,
+    losses: bool = False,
+    following: int = 0,
 ) -> list[Score]:
-    """The scores of texts or proteins under the model's own convention, in the order given."""
+    """The scores of texts or proteins under the model's own convention, in the order given; see `scores`."""
     loaded = model if isinstance(model, Checkpoint) else checkpoint.load(model)
     texts = [sequences] if isinstance(sequences, (str, bytes)) else sequences
     named = (
         Record(str(k), text.encode() if isinstance(text, str) else text) for k, text in enumerate(texts, 1)
     )
-    return list(scores(loaded, named, **how))
+    return list(scores(loaded, named, lanes=lanes, losses=losses, following=following))
 
 
 def scores(
