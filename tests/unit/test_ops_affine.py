@@ -46,6 +46,15 @@ def test_only_what_wants_a_gradient_gets_one() -> None:
     assert x.grad is None
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own use
+def test_transforms_get_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SMALLEST", 0)
+    x, W = torch.randn(5, 3), torch.randn(4, 3)
+    found, right = (torch.func.jvp(f, (x, W), (x + 1, W + 1)) for f in (affine, linear))
+    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(torch.vmap(affine)(x[:, None], W.expand(5, 4, 3)), linear(x, W)[:, None])
+
+
 def test_memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_free", {})
     x, W = torch.randn(4096, 16), torch.randn(128, 16)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mulstm.errors import BackendError
-from mulstm.ops import fused, reference
+from mulstm.ops import fused, modes, reference
 from mulstm.ops.affine import affine
 from mulstm.ops.products import keep
 from mulstm.ops.reference import GATES, UNITS, State, blocks, tensor_recurrence
@@ -113,18 +113,22 @@ def _why_not(
 ) -> str | None:
     if name == "reference":
         return None
+    if name == "triton" and not zx.is_cuda:
+        return f"it needs a CUDA device and the tensors are on {zx.device}"
+    reason = modes.objection()
+    if reason is not None:
+        return reason
     if name == "triton":
-        if not zx.is_cuda:
-            return f"it needs a CUDA device and the tensors are on {zx.device}"
         if zx.shape[1] == 0:
             return "there are no lanes, and a kernel wants at least one"
         try:
             module = _module(name)
         except ImportError as fault:
             return f"it cannot be imported ({fault})"
-        reason: str | None = module.why_not(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
-        return reason
-    return fused.why_not(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
+        reason = module.why_not(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
+    else:
+        reason = fused.why_not(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
+    return reason
 
 
 def _module(name: str) -> ModuleType:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mulstm.ops import fused_loops, fused_native
+from mulstm.ops import fused_loops, fused_native, modes
 from mulstm.ops.fused_loops import Gradients, Inputs, Saved, saved_shapes
 from mulstm.ops.reference import State
 
@@ -192,3 +192,4 @@ def _gradients(ctx: Any, dh: Tensor | None, dc_T: Tensor | None, *_saved: Tensor
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
+_backward.register_autograd(modes.no_second_derivative)

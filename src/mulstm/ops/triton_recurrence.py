@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mulstm.ops import modes
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import to_packed
@@ -186,3 +187,4 @@ def _gradients(ctx: Any, dh: Tensor | None, dc_T: Tensor | None, *_saved: Tensor
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
+_backward.register_autograd(modes.no_second_derivative)

@@ -1,0 +1,31 @@
+"""What PyTorch may be doing around a call that only its own operations bear."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd import forward_ad
+
+from mulstm.errors import BackendError
+
+# PyTorch has no public question for it.
+_transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+
+
+def objection() -> str | None:
+    """None, or why no backend but the reference will do."""
+    if _transformed():
+        return "the transforms of torch.func do not know it"
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        return "it has no derivatives in forward mode"
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return "torch.jit.trace would write it down as a call into Python"
+    return None
+
+
+def no_second_derivative(ctx: Any, *gradients: Any) -> NoReturn:
+    """The derivative of a backward that is written out."""
+    raise BackendError(
+        "Only the backend 'reference' has second derivatives. Choose it for the layer or the model."
+    )
