@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mulstm.nn import LanguageModel, packed
+from mulstm.nn.kept import Kept
 from mulstm.recipe import InitRecipe, ModelRecipe
 from nn_models import make
 
@@ -118,3 +119,12 @@ def test_a_model_made_in_inference_mode_works() -> None:
         model = LanguageModel(ModelRecipe(hidden=4), 5).eval()
         x = torch.randint(5, (1, 3))
         assert torch.equal(model(x)[0], model(x)[0])
+
+
+def test_another_thread_may_forget_at_any_moment() -> None:
+    class Forgetful(Kept[int]):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, None)
+
+    kept = Forgetful()
+    assert [kept.get([torch.zeros(1)], None, lambda: 5) for _ in range(2)] == [5, 5]

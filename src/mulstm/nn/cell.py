@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,6 @@ class _Base(Keeping):
         self._kept: Kept[tuple[Weights, ...]] = Kept()
         self.layers = nn.ModuleList()
 
-    @property
-    def stack(self) -> list[Layer]:
-        """The layers, lowest first; of two directions the forward one first."""
-        return cast(list[Layer], list(self.layers))
-
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draws the weights anew: orthogonal matrices, forget gates open (bias 3), as in the paper."""
         for layer in self.stack:
@@ -46,12 +41,10 @@ class _Base(Keeping):
     def _weights(self, x: Tensor) -> tuple[Weights, ...]:
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.stack[0].b_z.dtype
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            if not torch.compiler.is_compiling():
-                self.forget()
+        if not self.keeps():
             return tuple(layer.weights(dtype) for layer in self.stack)
         make = lambda: tuple(layer.weights(dtype).kept() for layer in self.stack)  # noqa: E731
-        return self._kept.get(parameters_of(self, self.layers), dtype, make)
+        return self._kept.get(parameters_of(self), dtype, make)
 
     def _check(self, x: Tensor) -> None:
         if x.shape[-1] != self.input_size:

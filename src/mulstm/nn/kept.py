@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
+
+from mulstm.ops import modes
+
+if TYPE_CHECKING:
+    from mulstm.nn.layer import Layer
 
 T = TypeVar("T")
 
@@ -23,14 +29,18 @@ class Kept(Generic[T]):
         self._kept: tuple[Any, Any, T] | None = None
 
     def get(self, parameters: list[Tensor], how: Hashable, make: Callable[[], T]) -> T:
-        """The value kept, if made in this way of these parameters as they are now; else a new one."""
-        if any(p.is_inference() for p in parameters):  # they have no version
+        """The value kept, if made in this way of these parameters as they are now; else a new one.
+
+        Without parameters, or with those of inference mode, which have no version, it is always new.
+        """
+        if not parameters or True in [p.is_inference() for p in parameters]:
             return make()
-        mark = (how, [(id(p), p._version, p.data_ptr(), _mark(p.grad)) for p in parameters])
-        if self._kept is None or self._kept[0] != mark:
+        mark = (how, [(id(p), p._version, p.data_ptr(), p.grad is None or _mark(p.grad)) for p in parameters])
+        kept = self._kept  # another thread may forget it at any moment
+        if kept is None or kept[0] != mark:
             # The storages are held on to, so that no other tensor can come to live at their addresses.
-            self._kept = (mark, [(p, p.detach()) for p in parameters], make())
-        return self._kept[2]
+            kept = self._kept = (mark, [(p, p.detach()) for p in parameters], make())
+        return kept[2]
 
     def forget(self) -> None:
         """Drops the value."""
@@ -44,7 +54,13 @@ class Kept(Generic[T]):
 
 
 class Keeping(nn.Module):
-    """A module with values kept for evaluation, which forgets them when its mode, type or device changes."""
+    """A module of layers with values kept for evaluation, forgotten when its mode, type or device changes."""
+
+    @property
+    def stack(self) -> list[Layer]:
+        """The layers, lowest first; of two directions the forward one first."""
+        # Asked several times a step: list(self.layers) takes five times as long.
+        return cast("list[Layer]", list(self._modules["layers"]._modules.values()))  # type: ignore[union-attr]
 
     def forget(self) -> None:
         """Drops what is kept of the parameters. Needed only after they were changed behind autograd's back:
@@ -52,6 +68,14 @@ class Keeping(nn.Module):
         for value in vars(self).values():
             if isinstance(value, Kept):
                 value.forget()
+
+    def keeps(self) -> bool:
+        """Whether what is made now may be kept. With gradients an update may follow, so it is forgotten."""
+        if not self.training and not torch.is_grad_enabled():
+            return not torch.compiler.is_compiling() and modes.objection() is None
+        if not torch.compiler.is_compiling():
+            self.forget()
+        return False
 
     def train(self, mode: bool = True) -> Self:
         self.forget()
@@ -62,15 +86,19 @@ class Keeping(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def parameters_of(module: nn.Module, layers: Iterable[nn.Module]) -> list[Tensor]:
-    """Those of a module and of its layers: what module.parameters() gives, ten times as fast."""
-    found: list[Tensor] = [p for p in module._parameters.values() if p is not None]
-    for layer in layers:
-        found += [p for p in layer._parameters.values() if p is not None]
+def parameters_of(module: Keeping) -> list[Tensor]:
+    """Those of a module and of its layers: what module.parameters() gives, ten times as fast.
+
+    None where a parametrization or a hook, pruning for one, makes them of what may change unseen; replicas
+    of DataParallel have none either.
+    """
+    found: list[Tensor] = []
+    for part in (module, *module.stack):
+        if part._forward_pre_hooks or "parametrizations" in part._modules:
+            return []
+        found += [p for p in part._parameters.values() if p is not None]
     return found
 
 
-def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
-    if gradient is None or gradient.is_inference():
-        return None
-    return id(gradient), gradient._version
+def _mark(gradient: Tensor) -> tuple[int, int] | None:
+    return None if gradient.is_inference() else (id(gradient), gradient._version)

@@ -107,33 +107,44 @@ class Layer(nn.Module):
         if cell == "milstm":
             for name in ("alpha", "beta_1", "beta_2"):
                 self.register_parameter(name, nn.Parameter(torch.zeros(Z)))
+        self.names = tuple(self._parameters)
 
     @property
     def matrices(self) -> list[str]:
         """Names of the weight matrices this layer has."""
-        return [name for name in self._parameters if name.startswith("W_")]
+        return [name for name in self.names if name.startswith("W_")]
 
     def parameter(self, name: str) -> Tensor | None:
         """The parameter of that name, or None where the cell has none."""
-        return self._parameters.get(name)
+        return getattr(self, name) if name in self.names else None
+
+    def named(self) -> dict[str, Tensor]:
+        """All parameters, also those that a parametrization, pruning or DataParallel has taken elsewhere."""
+        for hook in self._forward_pre_hooks.values():
+            # Of pruning and the old weight norm. They make a matrix anew, and by themselves too late.
+            if type(hook).__module__.startswith("torch.nn.utils."):
+                hook(self, ())
+        return {name: getattr(self, name) for name in self.names}
 
     def weights(self, dtype: torch.dtype, drop: dict[str, Tensor] | None = None) -> Weights:
         """The matrices as they act; `drop` holds DropConnect masks by matrix name."""
 
+        p = self.named()
+
         def matrix(name: str) -> Tensor | None:
-            W = self._parameters.get(name)
+            W = p.get(name)
             if W is None:
                 return None
-            W_eff = normalised(W, self._parameters.get("g" + name[1:]))
+            W_eff = normalised(W, p.get("g" + name[1:]))
             if drop is not None and name in drop:
                 W_eff = W_eff * drop[name]
             return W_eff.to(dtype)
 
         def vector(name: str) -> Tensor | None:
-            v = self._parameters.get(name)
+            v = p.get(name)
             return None if v is None else v.to(dtype)
 
-        b_z = self.b_z
+        b_z = p.get("b_z", self.b_z)
         b_h: Tensor | None = None
         if self.unit == "initial":
             b_h = b_z[: self.hidden]

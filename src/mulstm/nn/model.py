@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,11 +72,6 @@ class LanguageModel(Keeping):
         self.b_out = nn.Parameter(torch.zeros(N)) if recipe.output_bias else None
         if init is not None and self.W_out.device.type != "meta":
             self.initialise(init)
-
-    @property
-    def stack(self) -> list[Layer]:
-        """The layers, lowest first."""
-        return cast(list[Layer], list(self.layers))
 
     def forward(
         self,
@@ -190,7 +185,7 @@ class LanguageModel(Keeping):
         """Packed weights, kept until a parameter changes; None where gradients or DropConnect are wanted."""
         if torch.is_grad_enabled() or (masks is not None and masks.weights):
             return None
-        return self._kept_packed.get(parameters_of(self, self.layers), None, lambda: packed.pack(self))
+        return self._kept_packed.get(parameters_of(self), None, lambda: packed.pack(self))
 
     def _input(
         self, prepared: Prepared, k: int, x: Tensor, low: Tensor | None, mask: Tensor | None
@@ -208,14 +203,9 @@ class LanguageModel(Keeping):
 
     def _prepared(self, masks: Masks, symbols: int) -> Prepared:
         """Weights as they act. In evaluation they are kept until a parameter changes."""
-        if torch.compiler.is_compiling():
+        if not self.keeps() or masks.weights:
             return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
-        if self.training or torch.is_grad_enabled():
-            self.forget()
-            return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
-        if masks.weights:
-            return self._prepare(masks, tabled=masks.embedding is None)
-        return self._kept.get(parameters_of(self, self.layers), self.precision, self._prepare_to_keep)
+        return self._kept.get(parameters_of(self), self.precision, self._prepare_to_keep)
 
     def _prepare_to_keep(self) -> Prepared:
         prepared = self._prepare(Masks(), tabled=True)
@@ -274,7 +264,7 @@ class LanguageModel(Keeping):
         weights = []
         for layer in self.stack:
             names = [n for n in layer.matrices if n in ("W_mh", "W_zm", "W_hh")]
-            drawn = {n: draw(dropout.weights, *layer.get_parameter(n).shape) for n in names}
+            drawn = {n: draw(dropout.weights, *getattr(layer, n).shape) for n in names}
             weights.append({n: m for n, m in drawn.items() if m is not None})
         masks = Masks(
             embedding,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mulstm.data.pairs import Pairs
-from mulstm.ops import State, blocks, objections
+from mulstm.ops import State, blocks, modes, objections
 
 if TYPE_CHECKING:
     from mulstm.nn.layer import Layer
@@ -28,6 +28,8 @@ def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
     if not model.W_out.is_cuda or model.precision != "bf16" or model.backend not in ("auto", "triton"):
         return False
     if first is not None or model.recipe.cell == "tensor-rnn" or torch.compiler.is_compiling():
+        return False
+    if modes.objection() is not None:
         return False
     device = str(model.W_out.device)
     if device not in _OBJECTIONS:
@@ -82,11 +84,12 @@ def run(
         low = below if from_symbols else None
         spec = _spec(layer, from_symbols)
         mask = masks.hidden[k] if masks.hidden else None
-        h_0, c_0 = state[k].h.to(torch.bfloat16), state[k].c
+        h_0, c_0 = state[k]
+        h_0 = h_0.to(torch.bfloat16)
         if weights is not None:
             h, h_T, c_T = infer(spec, weights.layers[k], inputs, low, h_0, c_0, mask)
         else:
-            p = dict(layer.named_parameters())
+            p = layer.named()
             drop = masks.weights[k] if masks.weights else {}
             of = pairs if from_symbols else None
             h, h_T, c_T = LayerFunction.apply(  # type: ignore[no-untyped-call]
@@ -118,7 +121,7 @@ def pack(model: LanguageModel) -> PackedWeights:
     layers = []
     for k, layer in enumerate(model.stack):
         spec = _spec(layer, k == 0 or model.recipe.skip)
-        p = {name: value.detach() for name, value in layer.named_parameters()}
+        p = {name: value.detach() for name, value in layer.named().items()}
         layers.append(pack_layer(spec, p, {}, spec.width(layer.inputs)))
     return PackedWeights(layers, pack_output(model.W_out.detach(), model.recipe.hidden))
 

@@ -1,0 +1,163 @@
+"""What PyTorch's users do to any module: parametrize, prune, replicate, transform, trace."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, stack_module_state
+from torch.nn.utils import parametrize, prune
+
+from mulstm.errors import BackendError
+from mulstm.nn import MultiplicativeLSTM, MultiplicativeLSTMCell
+from mulstm.recipe import ModelRecipe
+from nn_models import make
+
+E, H = 5, 6
+X = torch.randn(4, 3, E, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def layer(**options: object) -> MultiplicativeLSTM:
+    torch.manual_seed(4)
+    return MultiplicativeLSTM(E, H, dtype=torch.float64, **options)
+
+
+class Half(nn.Module):
+    def forward(self, W: Tensor) -> Tensor:
+        return W / 2
+
+
+def acts_as(module: MultiplicativeLSTM, right: MultiplicativeLSTM) -> None:
+    torch.testing.assert_close(module(X), right(X))
+
+
+@pytest.mark.parametrize("name", ["W_zm", "g_zx", "b_z"])
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_parametrized(name: str, evaluation: bool) -> None:
+    module = layer(weight_norm=True).train(not evaluation)
+    right = copy.deepcopy(module)
+    its = right.stack[0].get_parameter(name)
+    with torch.set_grad_enabled(not evaluation):
+        acts_as(module, right)
+        parametrize.register_parametrization(module.layers[0], name, Half())
+        with torch.no_grad():
+            its.div_(2)
+        acts_as(module, right)
+        with torch.no_grad():
+            module.layers[0].parametrizations[name].original.add_(1)
+            its.add_(0.5)
+        acts_as(module, right)
+
+
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_pruned(evaluation: bool) -> None:
+    module = layer().train(not evaluation)
+    right = copy.deepcopy(module)
+    mine, its = module.layers[0], right.stack[0].get_parameter("W_zm")
+    with torch.set_grad_enabled(not evaluation):
+        for share in (0.3, 0.5):
+            prune.l1_unstructured(mine, "W_zm", share)
+            with torch.no_grad():
+                its.mul_(mine.W_zm_mask)
+            acts_as(module, right)
+            with torch.no_grad():
+                mine.W_zm_orig.mul_(2)
+                its.mul_(2)
+            acts_as(module, right)
+        prune.remove(mine, "W_zm")
+        acts_as(module, right)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_weight_norm_of_old(evaluation: bool) -> None:
+    module = layer().train(not evaluation)
+    right = copy.deepcopy(module)
+    nn.utils.weight_norm(module.layers[0], "W_mh")
+    with torch.no_grad():
+        module.layers[0].W_mh_g.mul_(2)
+        right.stack[0].get_parameter("W_mh").mul_(2)
+    with torch.set_grad_enabled(not evaluation):
+        acts_as(module, right)
+
+
+def replica(module: nn.Module) -> nn.Module:
+    """As DataParallel makes it, which wants several GPUs for it."""
+    found = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        setattr(found, name, replica(child))
+    for name, p in [*module._parameters.items(), *module._buffers.items()]:
+        setattr(found, name, None if p is None else p.clone())
+    return found
+
+
+@pytest.mark.parametrize("evaluation", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_replicas(evaluation: bool, bias: bool) -> None:
+    module = layer(bias=bias).train(not evaluation)
+    with torch.set_grad_enabled(not evaluation):
+        for _ in range(2):
+            acts_as(replica(module), module)
+            with torch.no_grad():
+                for p in module.parameters():
+                    p.mul_(1.1)
+
+
+def test_gradients_of_torch_func() -> None:
+    model, x = make(ModelRecipe(hidden=6, embedding=4, weight_norm=True)), torch.randint(9, (2, 5))
+
+    def loss(p: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = functional_call(model, p, (x,))[0]
+        return logits.square().sum()
+
+    p = dict(model.named_parameters())
+    found = torch.func.grad(loss)(p)
+    right = torch.autograd.grad(loss(p), list(p.values()))
+    torch.testing.assert_close(list(found.values()), list(right))
+
+
+def test_an_ensemble_by_vmap() -> None:
+    modules = [layer().eval() for _ in range(3)]
+    with torch.no_grad():
+        for k, module in enumerate(modules):
+            module(X)
+            module.stack[0].b_z.add_(k)
+        p, b = stack_module_state(modules)
+        found = torch.vmap(lambda p, b: functional_call(modules[0], (p, b), (X,))[0])(p, b)
+        torch.testing.assert_close(found, torch.stack([module(X)[0] for module in modules]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own use
+@pytest.mark.parametrize("frozen", [True, False])
+def test_forward_mode(frozen: bool) -> None:
+    module, dx = layer().eval().requires_grad_(not frozen), torch.ones_like(X)
+    with torch.set_grad_enabled(not frozen), forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(module(forward_ad.make_dual(X, dx))[0]).tangent
+    step = 1e-6
+    right = (module(X + step * dx)[0] - module(X - step * dx)[0]) / (2 * step)
+    torch.testing.assert_close(tangent, right, atol=1e-8, rtol=1e-6)
+
+
+def test_a_backend_asked_by_name_objects_to_transforms() -> None:
+    module = layer(backend="fused")
+    with pytest.raises(BackendError, match=r"cannot run here: the transforms of torch\.func"):
+        torch.func.grad(lambda x: module(x)[0].sum())(X)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("kind", ["layer", "cell", "model"])
+def test_traced(kind: str, gradients: bool) -> None:
+    x = X if kind == "layer" else X[0] if kind == "cell" else torch.randint(9, (2, 5))
+    modules = {
+        "layer": layer(),
+        "cell": MultiplicativeLSTMCell(E, H, dtype=torch.float64),
+        "model": make(ModelRecipe(hidden=6, embedding=4)),
+    }
+    module = modules[kind].eval()
+    with torch.set_grad_enabled(gradients):
+        traced = torch.jit.trace(module, (x,))
+        torch.testing.assert_close(traced(x)[0], module(x)[0])
