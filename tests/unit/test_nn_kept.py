@@ -91,7 +91,7 @@ def test_weights_are_prepared_once_in_evaluation(monkeypatch: pytest.MonkeyPatch
         for _ in range(5):
             model(x)
         assert len(made) == 1
-        model.precision = "fp32"
+        model.precision = "bf16"
         model(x)
         assert len(made) == 2
     with torch.inference_mode():

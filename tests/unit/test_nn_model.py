@@ -119,6 +119,39 @@ def test_precision(precision: str) -> None:
         model(x, tuple(s._replace(c=s.c.bfloat16()) for s in state64))
 
 
+def test_weights_in_float64_compute_in_it() -> None:
+    model = LanguageModel(ModelRecipe(hidden=6), 5).double()
+    logits, (state,) = model(torch.randint(5, (2, 3)))
+    assert logits.dtype == state.h.dtype == torch.float64
+    assert model.precision == "fp64"
+    assert model.float().precision == "fp32"
+    with pytest.raises(RecipeError, match=r"no precision 'float64'\. Choose one of: fp32, bf16, fp64"):
+        model.precision = "float64"
+
+
+@pytest.mark.parametrize(
+    ("x", "layers", "message"),
+    [
+        (torch.zeros(3).long(), 1, r"x is torch.int64 of shape \(3,\). Give symbols, \(B, T\)"),
+        (torch.zeros(2, 0).long(), 1, r"of shape \(2, 0\)"),
+        (torch.zeros(2, 3), 1, "x is torch.float32"),
+        (torch.zeros(2, 3).long(), 2, "The state is not that of 1 layers"),
+    ],
+    ids=["shape", "no steps", "type", "layers"],
+)
+def test_what_does_not_fit(x: torch.Tensor, layers: int, message: str) -> None:
+    model = make(ModelRecipe(hidden=4))
+    for run in (model, model.hidden):
+        with pytest.raises(ValueError, match=message):
+            run(x, model.zero_state(2) * layers)
+
+
+def test_a_state_of_plain_tuples() -> None:
+    model, x = make(ModelRecipe(hidden=4, layers=2)), torch.randint(9, (2, 3))
+    _, state = model(x)
+    assert torch.equal(model(x, tuple((s.h, s.c) for s in state))[0], model(x, state)[0])
+
+
 def test_b_h_is_the_first_block_of_b_z_and_can_be_frozen() -> None:
     x = torch.randint(9, (2, 5))
     for learn in (True, False):

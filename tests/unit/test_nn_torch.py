@@ -1,4 +1,4 @@
-"""What PyTorch's users do to any module: parametrize, prune, replicate, transform, trace."""
+"""What PyTorch's users do to any module: parametrize, prune, replicate, transform, trace, cast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.func import functional_call, stack_module_state
 from torch.nn.utils import parametrize, prune
 
 from mulstm.errors import BackendError
-from mulstm.nn import MultiplicativeLSTM, MultiplicativeLSTMCell
+from mulstm.nn import LanguageModel, MultiplicativeLSTM, MultiplicativeLSTMCell
 from mulstm.recipe import ModelRecipe
 from nn_models import make
 
@@ -161,3 +161,18 @@ def test_traced(kind: str, gradients: bool) -> None:
     with torch.set_grad_enabled(gradients):
         traced = torch.jit.trace(module, (x,))
         torch.testing.assert_close(traced(x)[0], module(x)[0])
+
+
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_autocast_does_not_touch_a_model(evaluation: bool) -> None:
+    model = LanguageModel(ModelRecipe(hidden=6, embedding=4, weight_norm=True), 9).train(not evaluation)
+    x = torch.randint(9, (2, 5))
+
+    def everything() -> list[Tensor]:
+        return [f(*of)[0] for f, of in ((model, [x]), (model.hidden, [x]), (model.loss, [x, x]))]
+
+    with torch.set_grad_enabled(not evaluation):
+        right = everything()
+        with torch.autocast("cpu", torch.bfloat16):
+            found = everything()
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,20 @@ from mulstm.ops import State
 from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _precise(method: F) -> F:
+    """A model's method with autocast off: `precision` says what computes."""
+
+    @functools.wraps(method)
+    def run(self: LanguageModel, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_autocast_enabled(x.device.type):
+            return method(self, x, *args, **kwargs)
+        with torch.autocast(x.device.type, enabled=False):
+            return method(self, x, *args, **kwargs)
+
+    return cast(F, run)
 
 
 class Masks(NamedTuple):
@@ -38,7 +54,11 @@ class Prepared(NamedTuple):
 
 
 class LanguageModel(Keeping):
-    """A model of a text's next symbol. Dropout is not its business: masks are handed in."""
+    """A model of a text's next symbol. Dropout is not its business: masks are handed in.
+
+    `precision` says what computes, whatever autocast says. Second derivatives want backend = "reference". In
+    evaluation weights are prepared once: after a change through `.data` call `forget()`.
+    """
 
     embedding: nn.Parameter | None
     b_out: nn.Parameter | None
@@ -73,6 +93,7 @@ class LanguageModel(Keeping):
         if init is not None and self.W_out.device.type != "meta":
             self.initialise(init)
 
+    @_precise
     def forward(
         self,
         x: Tensor,  # (B, T)  symbols
@@ -89,10 +110,11 @@ class LanguageModel(Keeping):
         h = torch.cat(hs, dim=-1) if self.recipe.skip else hs[-1]  # (T, B, H)
         if masks is not None and masks.output is not None:
             h = h * masks.output.to(h.dtype)
-        wide = torch.promote_types(self.dtype, torch.float32)
+        wide = torch.promote_types(h.dtype, torch.float32)
         b_out = None if self.b_out is None else self.b_out.to(wide)
         return time_first(nn.functional.linear(h.to(wide), self.W_out.to(wide), b_out)), states
 
+    @_precise
     def loss(
         self,
         x: Tensor,  # (B, T)  symbols
@@ -112,6 +134,7 @@ class LanguageModel(Keeping):
         )
         return nats / (y >= 0).sum().clamp(min=1), states  # one process of several may have no symbol
 
+    @_precise
     def losses(
         self,
         x: Tensor,  # (B, T)
@@ -131,6 +154,7 @@ class LanguageModel(Keeping):
             )
             return each.view_as(y), states
 
+    @_precise
     def hidden(
         self,
         x: Tensor,
@@ -149,18 +173,18 @@ class LanguageModel(Keeping):
         self, x: Tensor, state: tuple[State, ...] | None, masks: Masks | None, first: Tensor | None
     ) -> tuple[list[Tensor], tuple[State, ...]]:
         """h of every layer, time first, and the states."""
-        B, T = x.shape
-        masks = masks or Masks()
-        state = self.zero_state(B) if state is None else state
+        state = self._start(x, state)
+        masks, dtype = masks or Masks(), self.dtype
         x = time_first(x).long()
         first = None if first is None else time_first(first)
-        prepared = self._prepared(masks, B * T)
+        prepared = self._prepared(masks, x.numel(), dtype)
         hs: list[Tensor] = []
         states: list[State] = []
         for k, layer in enumerate(self.stack):
             low = hs[-1] if hs else None
             mx, zx, px = self._input(prepared, k, x, low, masks.embedding)
-            prev = State(state[k].h.to(self.dtype), state[k].c)
+            h_0, c_0 = state[k]
+            prev = State(h_0.to(dtype), c_0)
             mask = masks.hidden[k] if masks.hidden else None
             h, after = layer(prepared.layers[k], mx, zx, px, prev, mask, self.backend, x, first)
             hs.append(h)
@@ -178,8 +202,18 @@ class LanguageModel(Keeping):
         """h of every layer, time first and padded, and the states."""
         if weights is None:
             self.forget()
-        state = self.zero_state(x.shape[0]) if state is None else state
+        state = self._start(x, state)
         return packed.run(self, time_first(x).long(), state, masks or Masks(), weights, pairs)
+
+    def _start(self, x: Tensor, state: tuple[State, ...] | None) -> tuple[State, ...]:
+        """The state to begin with; ValueError where it or x has not the form that is wanted."""
+        if x.dim() != 2 or x.shape[1] == 0 or x.is_floating_point():
+            raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}. Give symbols, (B, T), T at least 1.")
+        if state is None:
+            return self.zero_state(x.shape[0])
+        if len(state) != self.recipe.layers:
+            raise ValueError(f"The state is not that of {self.recipe.layers} layers. Give (h, c) for each.")
+        return state
 
     def _packed(self, masks: Masks | None) -> packed.PackedWeights | None:
         """Packed weights, kept until a parameter changes; None where gradients or DropConnect are wanted."""
@@ -201,11 +235,11 @@ class LanguageModel(Keeping):
         e = nn.functional.embedding(x, prepared.embedding)
         return project(w, e if mask is None else e * mask.to(e.dtype), None, low)
 
-    def _prepared(self, masks: Masks, symbols: int) -> Prepared:
+    def _prepared(self, masks: Masks, symbols: int, dtype: torch.dtype) -> Prepared:
         """Weights as they act. In evaluation they are kept until a parameter changes."""
         if not self.keeps() or masks.weights:
             return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
-        return self._kept.get(parameters_of(self), self.precision, self._prepare_to_keep)
+        return self._kept.get(parameters_of(self), dtype, self._prepare_to_keep)
 
     def _prepare_to_keep(self) -> Prepared:
         prepared = self._prepare(Masks(), tabled=True)
@@ -219,6 +253,17 @@ class LanguageModel(Keeping):
         )
         first = (tables(weights[0], embedding) if tabled else None,)
         return Prepared(embedding, weights, first + (None,) * (len(weights) - 1))
+
+    @property
+    def precision(self) -> str:
+        """What computes: "fp32", "bf16" or "fp64". Of weights in float64 "fp32" makes "fp64"."""
+        return "fp64" if self._precision == "fp32" and self.W_out.dtype == torch.float64 else self._precision
+
+    @precision.setter
+    def precision(self, name: str) -> None:
+        if name not in PRECISIONS:
+            raise RecipeError(f"There is no precision {name!r}. Choose one of: {', '.join(PRECISIONS)}.")
+        self._precision = name
 
     @property
     def dtype(self) -> torch.dtype:
