@@ -240,12 +240,61 @@ def test_bf16_and_autocast() -> None:
             r"c_0 has shape \(1, 7\). Give \(1, 6\)",
         ),
         (lambda: MultiplicativeLSTMCell(E, H)(torch.zeros(1, 2, E)), "has 3 dimensions"),
+        (
+            lambda: MultiplicativeLSTM(E, H)(torch.zeros(2, E), (torch.zeros(1, 1, H),) * 2),
+            r"h_0 has shape \(1, 1, 6\). Give \(1, 6\)",
+        ),
+        (
+            lambda: MultiplicativeLSTM(E, H)(torch.zeros(2, E), (torch.zeros(H),) * 2),
+            r"h_0 has shape \(6,\). Give \(1, 6\)",
+        ),
+        (
+            lambda: MultiplicativeLSTM(E, H)(torch.zeros(2, 3, E), (torch.zeros(1, 3, H),) * 3),
+            r"state's length is 3. Give two tensors, \(h_0, c_0\)",
+        ),
+        (
+            lambda: MultiplicativeLSTMCell(E, H)(torch.zeros(2, E), (torch.zeros(2, H), torch.zeros(3, H))),
+            r"c_0 has shape \(3, 6\). Give \(2, 6\)",
+        ),
+        (
+            lambda: MultiplicativeLSTMCell(E, H)(torch.zeros(E), (torch.zeros(1, H),) * 2),
+            r"h_0 has shape \(1, 6\). Give \(6,\)",
+        ),
     ],
-    ids=range(11),
+    ids=range(16),
 )
 def test_what_does_not_fit(make_it: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_it()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.complex64], ids=str)
+def test_types_are_not_cast_in_silence(dtype: torch.dtype) -> None:
+    x = torch.ones(2, 3, E)
+    for module, one, h in (
+        (MultiplicativeLSTM(E, H), x, torch.zeros(1, 3, H)),
+        (MultiplicativeLSTMCell(E, H), x[0], torch.zeros(3, H)),
+    ):
+        with pytest.raises(ValueError, match=f"The input is {dtype} and the weights are torch.float32"):
+            module(one.to(dtype))
+        for name, hx in (("h_0", (h.to(dtype), h)), ("c_0", (h, h.to(dtype)))):
+            with pytest.raises(ValueError, match=f"{name} is {dtype} and the input torch.float32"):
+                module(one, hx)
+        if dtype.is_floating_point:
+            with torch.autocast("cpu", torch.bfloat16):
+                assert module(one.to(dtype), (h.to(dtype),) * 2)[0].dtype == torch.bfloat16
+
+
+def test_a_state_can_be_handed_back() -> None:
+    for module, x in (
+        (MultiplicativeLSTM(E, H), torch.ones(2, 3, E)),
+        (MultiplicativeLSTMCell(E, H), torch.ones(3, E)),
+    ):
+        module, x = module.bfloat16(), x.bfloat16()
+        h, c = module(x)[1] if isinstance(module, MultiplicativeLSTM) else module(x)
+        assert c.dtype == torch.float32
+        module(x, (h, c))
+        module(x, (h, c.bfloat16()))  # as torch.nn.LSTM holds it
 
 
 def test_compiles_without_a_graph_break() -> None:
@@ -258,5 +307,18 @@ def test_compiles_without_a_graph_break() -> None:
 
 def test_repr() -> None:
     assert repr(make(num_layers=2, bidirectional=True)).startswith(
-        "MultiplicativeLSTM(\n  5, 6, num_layers=2, bidirectional=True"
+        "MultiplicativeLSTM(\n  5, 6, num_layers=2, bidirectional=True\n"
     )
+    for kind in (MultiplicativeLSTM, MultiplicativeLSTMCell):
+        assert "  5, 6, bias=False, weight_norm=True, unit='initial'\n" in repr(
+            kind(E, H, bias=False, weight_norm=True, unit="initial")
+        )
+
+
+def test_attributes_of_torch() -> None:
+    layer = make(num_layers=2, bidirectional=True, bias=False)
+    assert layer.proj_size == 0
+    assert [len(weights) for weights in layer.all_weights] == [4] * 4
+    assert [id(w) for weights in layer.all_weights for w in weights] == [id(p) for p in layer.parameters()]
+    with pytest.warns(UserWarning, match=r"dropout is 0\.5"):
+        make(dropout=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ Hidden = tuple[Tensor, Tensor]  # (h, c)
 class _Base(Keeping):
     """What the layer and the cell share: sizes, start, weights as they act."""
 
-    def __init__(self, input_size: int, hidden_size: int, unit: str, backend: str) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool, weight_norm: bool, unit: str, backend: str
+    ) -> None:
         super().__init__()
         for name, value in (("input_size", input_size), ("hidden_size", hidden_size)):
             if value < 1:
@@ -28,7 +31,7 @@ class _Base(Keeping):
         if unit not in ("standard", "initial", "initial-text"):
             raise ValueError(f"There is no unit {unit!r}. Choose standard, initial or initial-text.")
         self.input_size, self.hidden_size = input_size, hidden_size
-        self.unit, self.backend = unit, backend
+        self.bias, self.weight_norm, self.unit, self.backend = bias, weight_norm, unit, backend
         self._kept: Kept[tuple[Weights, ...]] = Kept()
         self.layers = nn.ModuleList()
 
@@ -38,27 +41,64 @@ class _Base(Keeping):
             initialise_layer(layer, InitRecipe(), generator)
         self.forget()
 
-    def _weights(self, x: Tensor) -> tuple[Weights, ...]:
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.stack[0].b_z.dtype
+    def _weights(self, dtype: torch.dtype) -> tuple[Weights, ...]:
         if not self.keeps():
             return tuple(layer.weights(dtype) for layer in self.stack)
         make = lambda: tuple(layer.weights(dtype).kept() for layer in self.stack)  # noqa: E731
         return self._kept.get(parameters_of(self), dtype, make)
 
-    def _check(self, x: Tensor) -> None:
+    def _check(self, x: Tensor) -> torch.dtype:
+        """The type that computes: the weights' own, or what autocast asks for."""
         if x.shape[-1] != self.input_size:
             raise ValueError(
                 f"The input's last dimension is {x.shape[-1]}, and input_size is {self.input_size}. "
                 "Give vectors of that size."
             )
+        if torch.is_autocast_enabled(x.device.type):
+            return torch.get_autocast_dtype(x.device.type)
+        dtype = self.stack[0].b_z.dtype
+        if x.dtype != dtype:
+            raise ValueError(f"The input is {x.dtype} and the weights are {dtype}. Cast one of the two.")
+        return dtype
+
+    def _check_state(self, hx: Hidden, shape: tuple[int, ...], x: Tensor) -> None:
+        if len(hx) != 2:
+            raise ValueError(f"The state's length is {len(hx)}. Give two tensors, (h_0, c_0).")
+        for name, v in zip(("h_0", "c_0"), hx, strict=True):
+            if v.shape != shape:
+                raise ValueError(f"{name} has shape {tuple(v.shape)}. Give {shape}.")
+            if v.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+                if name == "c_0" and v.dtype == torch.promote_types(x.dtype, torch.float32):
+                    continue  # as c_n is
+                raise ValueError(f"{name} is {v.dtype} and the input {x.dtype}. Cast one of the two.")
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.input_size}, {self.hidden_size}"]
+        for name, usual in _USUAL.items():
+            value = getattr(self, name, usual)
+            parts += [f"{name}={value!r}"] * (value != usual)
+        return ", ".join(parts)
+
+
+_USUAL = {
+    "num_layers": 1,
+    "bias": True,
+    "batch_first": False,
+    "dropout": 0.0,
+    "bidirectional": False,
+    "weight_norm": False,
+    "unit": "standard",
+}
 
 
 class MultiplicativeLSTM(_Base):
     """One or more multiplicative LSTM layers, called as torch.nn.LSTM is: `output, (h_n, c_n) = layer(x)`.
 
-    Left out: `proj_size`. c_n is never of less than float32.
+    Left out: `proj_size`. c_n is never of less than float32. Second derivatives want backend="reference".
+    In evaluation weights are prepared once: after a change through `.data` call `forget()`.
     """
+
+    proj_size = 0
 
     def __init__(
         self,
@@ -77,14 +117,16 @@ class MultiplicativeLSTM(_Base):
         unit: str = "standard",
         backend: str = "auto",
     ) -> None:
-        super().__init__(input_size, hidden_size, unit, backend)
+        super().__init__(input_size, hidden_size, bias, weight_norm, unit, backend)
         if proj_size != 0:
             raise ValueError(f"proj_size is {proj_size}; projections are not made here. Use a Linear layer.")
         if num_layers < 1:
             raise ValueError(f"num_layers is {num_layers}. Give at least 1.")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}. Give a share from 0 to less than 1.")
-        self.num_layers, self.bias, self.batch_first = num_layers, bias, batch_first
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(f"dropout is {dropout}: it acts between layers, and there is one.", stacklevel=2)
+        self.num_layers, self.batch_first = num_layers, batch_first
         self.dropout, self.bidirectional = dropout, bidirectional
         directions = 2 if bidirectional else 1
         for k in range(num_layers):
@@ -96,6 +138,11 @@ class MultiplicativeLSTM(_Base):
         self.reset_parameters()
         self.to(device=device, dtype=dtype)
 
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of every layer and direction."""
+        return [list(layer.named().values()) for layer in self.stack]
+
     def flatten_parameters(self) -> None:
         """Does nothing: there is nothing to flatten. Here because callers of torch.nn.LSTM call it."""
 
@@ -105,14 +152,14 @@ class MultiplicativeLSTM(_Base):
             return self._packed(input, hx)
         if input.dim() not in (2, 3):
             raise ValueError(f"The input has {input.dim()} dimensions. Give 2 (one sequence) or 3 (a batch).")
-        self._check(input)
+        dtype = self._check(input)
         single = input.dim() == 2
         x = input.unsqueeze(1) if single else time_first(input) if self.batch_first else input
         if x.shape[0] == 0:
             raise ValueError("The input has no steps. Give at least one.")
         sizes = [(x.shape[0], x.shape[1])]
         state = self._state(hx, x, x.shape[1], single)
-        y, h_n, c_n = self._run(x.flatten(0, 1), sizes, state)
+        y, h_n, c_n = self._run(x.flatten(0, 1), sizes, state, dtype)
         y = y.view(*sizes[0], y.shape[1])
         if single:
             return y.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
@@ -120,7 +167,7 @@ class MultiplicativeLSTM(_Base):
 
     def _packed(self, packed: PackedSequence, hx: Hidden | None) -> tuple[PackedSequence, Hidden]:
         data, batch_sizes, order, back = packed
-        self._check(data)
+        dtype = self._check(data)
         lanes = batch_sizes.tolist()
         # Stretches of steps with the same lanes: (steps, lanes), lanes falling.
         sizes: list[tuple[int, int]] = []
@@ -132,7 +179,7 @@ class MultiplicativeLSTM(_Base):
         h, c = self._state(hx, data, lanes[0], False)
         if order is not None:
             h, c = h.index_select(1, order), c.index_select(1, order)
-        y, h_n, c_n = self._run(data, sizes, (h, c))
+        y, h_n, c_n = self._run(data, sizes, (h, c), dtype)
         if back is not None:
             h_n, c_n = h_n.index_select(1, back), c_n.index_select(1, back)
         return PackedSequence(y, batch_sizes, order, back), (h_n, c_n)
@@ -143,17 +190,15 @@ class MultiplicativeLSTM(_Base):
         if hx is None:
             wide = torch.promote_types(x.dtype, torch.float32)
             return x.new_zeros(shape), torch.zeros(shape, dtype=wide, device=x.device)
-        given = tuple(v.unsqueeze(1) if single else v for v in hx)
-        for name, v in zip(("h_0", "c_0"), given, strict=True):
-            if tuple(v.shape) != shape:
-                right = (shape[0], shape[2]) if single else shape
-                found = (v.shape[0], v.shape[2]) if single else tuple(v.shape)
-                raise ValueError(f"{name} has shape {found}. Give {right}.")
-        return given[0], given[1]
+        self._check_state(hx, (shape[0], shape[2]) if single else shape, x)
+        h, c = hx
+        return (h.unsqueeze(1), c.unsqueeze(1)) if single else (h, c)
 
-    def _run(self, x: Tensor, sizes: list[tuple[int, int]], state: Hidden) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(
+        self, x: Tensor, sizes: list[tuple[int, int]], state: Hidden, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """All layers over packed rows (steps of the longest sequences first): rows of h, h_n, c_n."""
-        weights = self._weights(x)
+        weights = self._weights(dtype)
         directions = 2 if self.bidirectional else 1
         h_n: list[Tensor] = []
         c_n: list[Tensor] = []
@@ -210,15 +255,6 @@ class MultiplicativeLSTM(_Base):
         end = State(torch.cat([e.h for e in ends]), torch.cat([e.c for e in ends]))
         return torch.cat(hs[::-1] if backwards else hs), end
 
-    def extra_repr(self) -> str:
-        parts = [f"{self.input_size}, {self.hidden_size}"]
-        for name, usual in (("num_layers", 1), ("bias", True), ("batch_first", False), ("dropout", 0.0)):
-            if getattr(self, name) != usual:
-                parts.append(f"{name}={getattr(self, name)}")
-        parts += ["bidirectional=True"] * self.bidirectional
-        parts += [f"unit={self.unit!r}"] * (self.unit != "standard")
-        return ", ".join(parts)
-
 
 class MultiplicativeLSTMCell(_Base):
     """One step, called as torch.nn.LSTMCell is: `h, c = cell(x, (h, c))`."""
@@ -235,8 +271,7 @@ class MultiplicativeLSTMCell(_Base):
         unit: str = "standard",
         backend: str = "auto",
     ) -> None:
-        super().__init__(input_size, hidden_size, unit, backend)
-        self.bias = bias
+        super().__init__(input_size, hidden_size, bias, weight_norm, unit, backend)
         self.layers.append(
             Layer("mlstm", input_size, hidden_size, unit=unit, weight_norm=weight_norm, bias=bias)
         )
@@ -247,21 +282,18 @@ class MultiplicativeLSTMCell(_Base):
         """The next (h, c)."""
         if input.dim() not in (1, 2):
             raise ValueError(f"The input has {input.dim()} dimensions. Give 1 (one vector) or 2 (a batch).")
-        self._check(input)
+        dtype = self._check(input)
         single = input.dim() == 1
         x = input.unsqueeze(0) if single else input
-        (w,) = self._weights(x)
-        dtype = w.W_zx.dtype
+        (w,) = self._weights(dtype)
         wide = torch.promote_types(dtype, torch.float32)
         if hx is None:
             shape = (x.shape[0], self.hidden_size)
             state = State(*(torch.zeros(shape, dtype=d, device=x.device) for d in (dtype, wide)))
         else:
+            self._check_state(hx, (*input.shape[:-1], self.hidden_size), x)
             h, c = (v.unsqueeze(0) if single else v for v in hx)
             state = State(h.to(dtype), c.to(wide))
         mx, zx, _ = project(w, x.unsqueeze(0).to(dtype), None, None)
         _, (h, c) = self.stack[0](w, mx, zx, None, state, None, self.backend)
         return (h.squeeze(0), c.squeeze(0)) if single else (h, c)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}" + (", bias=False" if not self.bias else "")
