@@ -51,7 +51,7 @@ def test_all_faults_are_told_together(tmp_path: Path) -> None:
         "optimiser = 3 must be a table",
         "unknown key model.hiden: did you mean model.hidden?",
         'model.cell = "gru" must be one of rnn,',
-        "model.layers = 0 must be 1 or more",
+        "model.layers = 0 must be 1 to 1,000",
         "train.lanes = 2.5 must be a whole number",
         "train.seed = true must be a whole number",
         'train.precision = "fp8" must be one of fp32, bf16',
@@ -98,6 +98,39 @@ def test_a_circle_of_recipes(tmp_path: Path) -> None:
     write(tmp_path, "b.toml", 'like = "a.toml"\n')
     with pytest.raises(RecipeError, match="in a circle: a -> b -> a"):
         recipe.load(tmp_path / "a.toml")
+    itself = write(tmp_path, "c.toml", f'like = "../{tmp_path.name}/c.toml"\n')
+    with pytest.raises(RecipeError, match="in a circle: c -> c"):
+        recipe.load(itself)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optimiser.rate=1" + "0" * 400, "must be a finite number"),
+        ("optimiser.rate=1" + "0" * 5000, "must be a number"),
+        ("optimiser.rate=1e300", "at most 1e30"),
+        ("train.seed=18446744073709551616", "below 2"),
+        ("train.seed=0x" + "f" * 9999, "below 2"),
+        ("model.hidden=1048577", "1 to 1,048,576"),
+        ("model.embedding=1048577", "0 to 1,048,576"),
+        ("model.layers=1001", "1 to 1,000"),
+        ("model.hidden=" + "[" * 9999, "a whole number"),
+        ("data.split=" + "9" * 200_000 + "-5-5", "three shares"),
+        ("data.corpus=n\udcff.txt", "must be UTF-8"),
+    ],
+)
+def test_values_far_out_are_told_in_short(override: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.load("text", [override])
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+    key, _, value = override.partition("=")
+    section, _, name = key.partition(".")
+    file = tmp_path / "far.toml"
+    value = f'"{value}"' if section == "data" else value
+    file.write_bytes(f"[{section}]\n{name} = {value}\n".encode(errors="surrogateescape"))
+    with pytest.raises(RecipeError, match=rf"{words}|is not TOML"):
+        recipe.load(file)
 
 
 def test_missing_recipes_name_the_nearest(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mulstm.errors import RecipeError
 from mulstm.recipe.rules import faults as faults_of
-from mulstm.recipe.rules import show
+from mulstm.recipe.rules import quoted, show
 from mulstm.recipe.schema import KEYS, SECTIONS, Recipe, Table
 
 # What `fit` aims at for a text of any length.
@@ -76,7 +76,7 @@ def from_dict(table: Table, *, source: str = "recipe", faults: Sequence[str] = (
             if isinstance(value, dict):
                 top[key] = SECTIONS[key](**_section(key, value, found))
             else:
-                found.append(f"{key} = {show(value)} must be a table: write [{key}] and its keys below")
+                found.append(f"{key} = {quoted(value)} must be a table: write [{key}] and its keys below")
         elif key in KEYS:
             _take(key, key, value, top, found)
         else:
@@ -121,22 +121,23 @@ def _nearest_recipes(text: str) -> str:
 
 def _read(path: Path, seen: tuple[Path, ...]) -> Table:
     """The file's table laid over that of the recipe it is `like`."""
-    if path in seen:
-        chain = " -> ".join(p.stem for p in (*seen, path))
-        raise RecipeError(f"Recipes are like one another in a circle: {chain}. Remove a `like` line.")
+    chain = (*seen, path.resolve())
+    if chain[-1] in seen:
+        names = " -> ".join(p.stem for p in chain)
+        raise RecipeError(f"Recipes are like one another in a circle: {names}. Remove a `like` line.")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"{path} cannot be read ({error.strerror}). Check the file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of numbers too long and brackets too deep
         raise RecipeError(f"{path} is not TOML: {error}. Mend that line.") from None
     like = table.pop("like", None)
     if like is None:
         return table
     if not isinstance(like, str):
-        raise RecipeError(f'{path}: like = {show(like)} must be a recipe\'s name. Write like = "text".')
+        raise RecipeError(f'{path}: like = {quoted(like)} must be a recipe\'s name. Write like = "text".')
     beside = path.parent / like
-    base = _read(beside if like.endswith(".toml") and beside.is_file() else _find(like)[0], (*seen, path))
+    base = _read(beside if like.endswith(".toml") and beside.is_file() else _find(like)[0], chain)
     base.pop("name", None)
     for key, value in table.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
@@ -155,7 +156,7 @@ def _override(table: Table, override: str, faults: list[str]) -> None:
     else:
         try:
             value = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text
         section, _, name = key.rpartition(".")
         # A corpus may well be called 1984: text keys take the words as they stand.
@@ -180,10 +181,10 @@ def _take(key: str, name: str, value: Any, into: Table, faults: list[str]) -> No
     """Puts the value where it belongs, or says why not. Whole numbers will do for real ones."""
     kind: Any = KEYS[key]
     if kind is float and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) < 1 << 63 else math.inf
     if type(value) is not kind:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}
-        faults.append(f"{key} = {show(value)} must be {words[kind]}")
+        faults.append(f"{key} = {quoted(value)} must be {words[kind]}")
     elif kind is float and not math.isfinite(value):
         faults.append(f"{key} = {value} must be a finite number")
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from mulstm.recipe.schema import CELLS, Recipe
+from mulstm.recipe.schema import CELLS, KEYS, Recipe
 
 # What values may be: the keys, a test, and the words that follow "must be".
 Rule = tuple[str, Callable[[Any], bool], str]
@@ -18,6 +18,21 @@ def _choice(key: str, *allowed: str) -> Rule:
     return key, lambda v: v in allowed, "one of " + ", ".join(a or '""' for a in allowed)
 
 
+def _each(kind: type) -> str:
+    return " ".join(key for key, of in KEYS.items() if of is kind)
+
+
+def _is_unicode(text: str) -> bool:
+    """Not so for a file's name that is no UTF-8: no recipe.toml could hold it."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+# What single precision and 64 bits hold, with room to reckon.
+BOUNDS: tuple[Rule, ...] = (
+    (_each(float), lambda v: abs(v) <= 1e30, "a number of at most 1e30"),
+    (_each(int), lambda v: abs(v) < 1 << 63, "below 2**63"),
+    (_each(str), _is_unicode, "UTF-8"),
+)
 RULES: tuple[Rule, ...] = (
     _choice("table", "", "hutter", "text8", "wikitext2", "ptb"),
     _choice("kind", "", "faithful", "fast"),
@@ -33,7 +48,10 @@ RULES: tuple[Rule, ...] = (
     ("name", lambda v: not re.search(r"^/|^\.\.?(/|$)|/\.\.?(/|$)|\0", v), "a name that can name a folder"),
     ("data.corpus train.backend", lambda v: v != "", "given"),
     ("data.split", lambda v: v == "" or parse_split(v) is not None, 'three shares of 100 such as "90-5-5"'),
-    ("model.hidden model.layers train.lanes train.chunk", lambda v: v >= 1, "1 or more"),
+    ("model.layers", lambda v: 1 <= v <= 1000, "1 to 1,000"),
+    ("model.hidden", lambda v: 1 <= v <= 1 << 20, "1 to 1,048,576"),
+    ("model.embedding", lambda v: 0 <= v <= 1 << 20, "0 to 1,048,576"),
+    ("train.lanes train.chunk", lambda v: v >= 1, "1 or more"),
     ("evaluate.lanes evaluate.final_lanes", lambda v: v >= 1, "1 or more"),
     ("optimiser.rate train.epochs train.save_every", lambda v: v > 0, "above 0"),
     ("optimiser.decay_factor", lambda v: 0 < v <= 1, "above 0 and at most 1"),
@@ -41,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     ("optimiser.beta1 optimiser.beta2 train.drop_state", lambda v: 0 <= v < 1, "in [0, 1)"),
     ("train.ema train.ema_start", lambda v: 0 <= v < 1, "in [0, 1)"),
     (
-        "paper model.embedding init.recurrent_scale init.input_scale init.lower_scale init.output_scale"
+        "paper init.recurrent_scale init.input_scale init.lower_scale init.output_scale"
         " init.embedding_range optimiser.floor optimiser.decay_updates optimiser.warmup optimiser.epsilon"
         " optimiser.weight_decay optimiser.clip train.updates train.seed train.block train.clear_every"
         " evaluate.every evaluate.symbols evaluate.patience",
@@ -53,7 +71,7 @@ RULES: tuple[Rule, ...] = (
 
 def parse_split(text: str) -> tuple[Fraction, Fraction, Fraction] | None:
     """The shares of train, valid and test; None when the text does not say three that make 100."""
-    if not re.fullmatch(r"\d+(\.\d+)?(-\d+(\.\d+)?){2}", text):
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,99})?(-\d{1,9}(\.\d{1,99})?){2}", text):
         return None
     train, valid, test = (Fraction(part) / 100 for part in text.split("-"))
     return (train, valid, test) if train + valid + test == 1 and train > 0 else None
@@ -61,12 +79,12 @@ def parse_split(text: str) -> tuple[Fraction, Fraction, Fraction] | None:
 
 def faults(recipe: Recipe) -> list[str]:
     found = []
-    for keys, allowed, words in RULES:
+    for keys, allowed, words in (*BOUNDS, *RULES):
         for key in keys.split():
             section, _, name = key.rpartition(".")
             value = getattr(getattr(recipe, section) if section else recipe, name)
             if not allowed(value):
-                found.append(f"{key} = {show(value)} must be {words}")
+                found.append(f"{key} = {quoted(value)} must be {words}")
     return found + _contradictions(recipe)
 
 
@@ -111,6 +129,15 @@ def _contradictions(recipe: Recipe) -> list[str]:
         ),
     ]
     return [words for wrong, words in rules if wrong]
+
+
+def quoted(value: Any) -> str:
+    """The start of a value, as much as an error has room for."""
+    try:
+        text = show(value)
+    except (ValueError, RecursionError):  # numbers of more than 4,300 digits, tables in tables in tables
+        return "..."
+    return text if len(text) <= 100 else text[:80] + "..."
 
 
 def show(value: Any) -> str:
