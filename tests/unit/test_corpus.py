@@ -94,6 +94,26 @@ def test_copies_that_are_not_the_file(tmp_path: Path) -> None:
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
 
 
+def spoilt(suffix: str) -> bytes:
+    data = bytearray(packed(suffix, TEXT * 99))
+    if suffix == ".zip":  # encrypted, so the flags say
+        data[data.rfind(b"PK\1\2") + 8] |= 1
+    elif suffix == ".tgz":  # only the checksum tells: nothing follows the member's last byte
+        data[-8] ^= 1
+    else:
+        data[12 if suffix == ".gz" else len(data) // 2] ^= 0xFF
+    return bytes(data)
+
+
+@pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2", ".zip", ".tgz"])
+def test_damaged_packed_files(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"made{suffix}"
+    path.write_bytes(spoilt(suffix))
+    with pytest.raises(DataError, match=r"cannot be unpacked .*Delete that copy"):
+        load(path)
+    assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+
+
 @pytest.mark.usefixtures("made")
 def test_a_spoilt_cache_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "made.gz").write_bytes(gzip.compress(TEXT))

@@ -101,10 +101,19 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "cut.npz").write_bytes(whole.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="copied whole"):
         unirep.read(tmp_path / "cut.npz", head_map="unirep")
+    locked = bytearray(whole.read_bytes())
+    locked[6] |= 1
+    locked[locked.find(b"PK\1\2") + 8] |= 1
+    (tmp_path / "locked.npz").write_bytes(locked)
+    with pytest.raises(CheckpointError, match="encrypted"):
+        unirep.read(tmp_path / "locked.npz", head_map="unirep")
     torchfile.save({"a": torch.zeros(100)}, tmp_path / "w.pt")
     (tmp_path / "cut.pt").write_bytes((tmp_path / "w.pt").read_bytes()[:200])
     with pytest.raises(CheckpointError, match=r"cut\.pt"):
         nvidia.read(tmp_path / "cut.pt")
+    (tmp_path / "a.txt").write_bytes(b"just a text that somebody took for a model")
+    with pytest.raises(CheckpointError, match=r"a\.txt is not a readable torch file"):
+        nvidia.read(tmp_path / "a.txt")
     (tmp_path / "cut.safetensors").write_bytes(b"\x40" + bytes(99))
     with pytest.raises(CheckpointError, match=r"cut\.safetensors is not a readable safetensors file"):
         nvidia.read(tmp_path / "cut.safetensors")

@@ -10,6 +10,7 @@ import lzma
 import os
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
@@ -20,6 +21,8 @@ from mulstm.errors import DataError
 
 PACKED = (".xz", ".gz", ".bz2", ".zip", ".tgz")
 BLOCK = 1 << 20
+# RuntimeError is zipfile's for a member that is encrypted or packed in an unknown way.
+DAMAGED = (lzma.LZMAError, zlib.error, EOFError, zipfile.BadZipFile, tarfile.TarError, RuntimeError)
 
 
 def cache_folder() -> Path:
@@ -90,6 +93,8 @@ def opened(path: Path, member: str) -> Iterator[IO[bytes]]:
             tar = stack.enter_context(tarfile.open(path))
             stream = tar.extractfile(_pick(path, [m.name for m in tar if m.isfile()], member))
             yield stack.enter_context(cast(IO[bytes], stream))
+            while cast(IO[bytes], tar.fileobj).read(BLOCK):  # gzip's checksum comes after the last member
+                pass
         elif suffix == ".xz":
             yield stack.enter_context(lzma.open(path))
         elif suffix == ".gz":
@@ -123,9 +128,11 @@ def unpack(path: Path, target: Path, member: str, file: File | None = None) -> N
         if file is not None:
             verify(temporary, file, "Delete that copy and get another")
         temporary.replace(target)
-    except (lzma.LZMAError, EOFError, zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} cannot be unpacked ({error}). Delete that copy and get another.") from None
-    except OSError as error:
+    except (*DAMAGED, OSError) as error:
+        if not isinstance(error, OSError) or error.errno is None:  # gzip and bz2 have none for damage
+            raise DataError(
+                f"{path} cannot be unpacked ({error}). Delete that copy and get another."
+            ) from None
         raise DataError(
             f"{path} cannot be unpacked to {target.parent} ({error.strerror or error}). "
             "Make room there, or set XDG_CACHE_HOME to another folder."

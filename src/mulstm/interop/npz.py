@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
         # Opened here, because numpy leaves a file open that turns out to be no archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, EOFError, OSError, AttributeError) as error:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError, AttributeError) as error:
         raise CheckpointError(
             f"{path} is not a readable .npz archive ({error}). Check that it was copied whole."
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import pickle
-import zipfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ def load(path: Path) -> Any:
     if path.suffix == ".safetensors":
         return _safetensors(path)
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         kind = _named_type(str(error))
@@ -31,8 +32,8 @@ def load(path: Path) -> Any:
             f"{path} holds {kind}, which is not read because a pickle can run any code. Open it where "
             "you trust it, keep only the dictionaries of tensors, and save those with torch.save."
         ) from error
-    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # bytes that are no pickle can make its reader stumble over anything
+        first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise CheckpointError(
             f"{path} is not a readable torch file ({first}). Check that it was copied whole."
         ) from error
