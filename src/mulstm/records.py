@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
 import json
 import lzma
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -68,7 +70,7 @@ def read(
                 yield from _jsonl(file, path, *fields)
             else:
                 yield from _csv(file, path, *fields)
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise DataError(f"{path} cannot be read ({error}). Check that it was copied whole.") from error
 
 
@@ -95,6 +97,8 @@ def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
     name: str | None = None
     pieces: list[bytes] = []
     for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if line.startswith(b">"):
             if name is not None:
                 yield Record(name, b"".join(pieces))
@@ -129,7 +133,7 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
         where = f"{path}, line {number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({error}). Give one object a line.") from error
         if not isinstance(value, dict):
             raise DataError(f"{where}: a {type(value).__name__}, not an object. Give one object a line.")

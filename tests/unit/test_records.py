@@ -28,6 +28,7 @@ def test_fasta(tmp_path: Path) -> None:
         Record("8", b"A"),
         Record("empty", b""),
     ]
+    assert list(read(write(tmp_path / "bom.fasta", "\ufeff>a\nMK\n"))) == [Record("a", b"MK")]
 
 
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:
@@ -95,6 +96,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("p.fasta", "MKT\n>a\nM\n", {}, 'line 1: a sequence without a ">"'),
         ("p.fasta", "\n", {}, "no FASTA record"),
         ("t.jsonl", '{"text": "a"}\n{"text": \n', {}, "line 2: not JSON"),
+        ("t.jsonl", "[" * 99_999, {}, "line 1: not JSON"),
         ("t.jsonl", "[1]\n", {}, "line 1: a list, not an object"),
         ("t.jsonl", '{"text": 3}\n', {}, '"text" is int, not text'),
         ("t.csv", "", {}, "is empty"),
@@ -110,6 +112,14 @@ def test_faults(name: str, text: str, options: dict[str, str], words: str, tmp_p
     with pytest.raises(DataError) as error:
         list(read(path, **options))
     assert words in str(error.value)
+
+
+def test_a_damaged_gzip(tmp_path: Path) -> None:
+    damaged = bytearray(gzip.compress(b">a\nMKTAYIAKQR\n" * 9))
+    damaged[12] = 0xFF
+    (tmp_path / "p.fasta.gz").write_bytes(damaged)
+    with pytest.raises(DataError, match="copied whole"):
+        list(read(str(tmp_path / "p.fasta.gz")))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

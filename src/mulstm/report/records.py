@@ -77,7 +77,7 @@ def read_one(path: Path) -> Record:
         values = json.loads(path.read_text())
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}). Give the file of a record.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RunError(f"{path} is not JSON. Make it again from its run with mulstm reproduce.") from None
     missing = [key for key in KEYS if key not in values]
     if missing:
@@ -91,7 +91,7 @@ def publish(run: Path, results: Path) -> Path:
     """Puts the record of a finished run, and its thinned log, where `read` finds them."""
     try:
         values = json.loads((run / "metrics.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise RunError(f"{run} has no record yet. Let the run finish: mulstm train --resume {run}.") from None
     path = Path(results, values["recipe"], f"seed{values['seed']}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
