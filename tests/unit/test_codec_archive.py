@@ -224,6 +224,11 @@ def test_a_payload_that_was_forged_with_its_checksum_does_not_crash(network: Net
                 unpacked(forged, network, coder=coder)
 
 
+def test_a_block_longer_than_its_payload_allows_is_refused_unread(network: Network) -> None:
+    with pytest.raises(CheckFailedError, match="A block of 8 bytes cannot hold 268,435,456"):
+        block.decode(network, bytes(8), 1 << 28, 1, True)
+
+
 def test_versions_and_models_are_told_apart(network: Network) -> None:
     data = packed(b"text", network)
     newer = data[:8] + struct.pack("<H", VERSION + 1) + data[10:]

@@ -107,3 +107,23 @@ def test_a_stream_that_no_encoder_writes_is_refused_or_decodes_to_something(kind
     begins = np.array([[0, 1, 1 << 24]]).repeat(64, axis=0)
     with pytest.raises(CheckFailedError):
         coder.decoder(b"\xff" * 400, kind).get(begins)
+
+
+@pytest.mark.parametrize("kind", ["numba", "python"])
+def test_no_decoder_reads_far_past_the_end(kind: str) -> None:
+    if kind != "python":
+        pytest.importorskip(kind)
+    # Four bits for each of the symbols that zeros stand for.
+    begins = np.array([[0, 1 << 20, 1 << 24]]).repeat(99, axis=0)
+    with pytest.raises(CheckFailedError, match="damaged"):
+        coder.decoder(bytes(8), kind).get(begins)
+
+
+@pytest.mark.parametrize("entries", [2, 256, 257])
+def test_no_stream_holds_more_than_its_size_allows(entries: int) -> None:
+    n = 1 << 20  # of the likeliest entry there can be
+    begins = np.concatenate([[0], (1 << 24) - np.arange(entries)[::-1]])[None]
+    out = coder.encoder("numba" if kernels.find() else "python")
+    for _ in range(16):
+        out.put(begins.repeat(n // 16, axis=0), np.zeros(n // 16, dtype=np.int64))
+    assert n <= coder.most_symbols(len(out.finish()), entries)

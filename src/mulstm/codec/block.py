@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mulstm.codec.coder import Encoder, decoder, encoder, uniform
+from mulstm.codec.coder import Encoder, decoder, encoder, most_symbols, uniform
 from mulstm.codec.network import Network
 from mulstm.codec.session import Session
+from mulstm.errors import CheckFailedError
 
 Progress = Callable[[int], None]  # told how many more bytes are done
 
@@ -102,6 +103,10 @@ def decode(
     progress: Progress | None = None,
 ) -> bytes:
     """The `length` bytes of a coded stream."""
+    if length > most_symbols(len(stream), network.model.alphabet.size):
+        raise CheckFailedError(
+            f"A block of {len(stream):,} bytes cannot hold {length:,}. Take another copy of the archive."
+        )
     with torch.inference_mode():
         session = Session(network, length, lanes, adaptive)
         text = np.zeros((session.steps, session.lanes), dtype=np.uint8)

@@ -15,6 +15,8 @@ from mulstm.errors import BackendError, CheckFailedError, ExtraError
 
 Whole = NDArray[Any]  # of whole numbers
 KINDS = ("numba", "constriction", "python")
+# The decoder begins with two words and takes one more for each that the encoder had written by then.
+PAST = 2
 _WORD = 0xFFFFFFFF
 _STATE = 0xFFFFFFFFFFFFFFFF
 
@@ -71,6 +73,16 @@ def _resolve(kind: str) -> str:
     return kind
 
 
+def most_symbols(size: int, entries: int) -> int:
+    """An upper bound of what `size` bytes can code in tables of so many entries or more.
+
+    No entry's share is below 2**-24, so none is above 1 - (entries - 1) / 2**24, and each symbol narrows the
+    coder's range by (entries - 1) / 2**24 bits or more. Of the range's 64 bits 32 are left at the end at
+    least; all others were written.
+    """
+    return ((8 * size + 32) << TOTAL_BITS) // max(1, entries - 1)
+
+
 def uniform(n: int) -> Whole:
     """The table of n equally likely entries, (n + 1)."""
     return ((np.arange(n + 1, dtype=np.int64) << TOTAL_BITS) // n).astype(np.int32)
@@ -124,16 +136,22 @@ def _carry(words: list[int]) -> None:
 
 
 class PythonDecoder:
-    """The other half; words past the end count as zero."""
+    """The other half; words past the end count as zero, and are no more than PAST."""
 
     def __init__(self, data: bytes) -> None:
         self._words = np.frombuffer(data, dtype="<u4").tolist()
         self._words.reverse()
+        self._past = 0
         self._range = _STATE
         self._point = self._next() << 32 | self._next()  # less what has been decoded
 
     def _next(self) -> int:
-        return self._words.pop() if self._words else 0
+        if self._words:
+            return int(self._words.pop())
+        self._past += 1
+        if self._past > PAST:
+            raise _broken()
+        return 0
 
     def get(self, begins: Whole) -> Whole:
         n, width = begins.shape
@@ -188,7 +206,7 @@ class _CompiledDecoder:
     def get(self, begins: Whole) -> Whole:
         symbols = np.empty(len(begins), dtype=np.int64)
         self._at = self._loops.get(begins, self._state, self._words, self._at, symbols)
-        if self._at < 0:
+        if not 0 <= self._at <= len(self._words) + PAST:
             raise _broken()
         return symbols
 
