@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -30,9 +31,10 @@ def result_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """A line about what is going on."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """A line about what is going on. No work is given up because it cannot be told."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def printable(text: str) -> str:
@@ -109,7 +111,8 @@ class Progress:
         if self._updated > self._shown:
             self._show()
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
             self._live = None
 
     def update(self, done: int, *, bits_per_char: float | None = None, **extra: str) -> None:
@@ -130,7 +133,8 @@ class Progress:
     def note(self, text: str) -> None:
         """A line that stays, above the live one."""
         if self._live is not None:
-            self._live.console.print(_escaped(text), highlight=False)
+            with contextlib.suppress(OSError):
+                self._live.console.print(_escaped(text), highlight=False)
         else:
             note(text)
 
@@ -168,7 +172,8 @@ class Progress:
         grid.add_column()
         grid.add_column(no_wrap=True)
         grid.add_row(ProgressBar(self._total, min(self._done, self._total), width=16), self.line())
-        self._live.update(grid, refresh=True)
+        with contextlib.suppress(OSError):
+            self._live.update(grid, refresh=True)
 
 
 def _console() -> Console:

@@ -360,7 +360,7 @@ def _introduce(job: Job) -> None:
 
 @contextlib.contextmanager
 def _listening(job: Job) -> Iterator[None]:
-    """Inside, the first SIGINT or SIGTERM is noted for the loop; a second one acts at once."""
+    """Inside, the first SIGINT, SIGTERM or SIGHUP is noted for the loop; a second one acts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -369,7 +369,9 @@ def _listening(job: Job) -> Iterator[None]:
         job.signals.append(signum)
         signal.signal(signum, before[signal.Signals(signum)])
 
-    kinds = (signal.SIGINT, signal.SIGTERM)
+    kinds = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else: nohup
+        kinds.append(signal.SIGHUP)
     before = {kind: signal.getsignal(kind) for kind in kinds}
     for kind in kinds:
         signal.signal(kind, hear)

@@ -16,7 +16,7 @@ from process import Call, environment
 
 from codec_models import integer
 from made import made_text
-from mulstm.cli._codec import ending_tidily
+from mulstm.cli._ending import ending_tidily
 from mulstm.codec.archive import compress
 from mulstm.codec.integer import load, save
 from mulstm.codec.network import Network
@@ -132,7 +132,7 @@ def test_the_others_are_compared_and_drawn(call: Call, trained: Path, note: Path
     assert ours["bits_per_byte_with_model"] > ours["bits_per_byte"] > 0
 
 
-@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_stopped_in_the_middle_nothing_is_left(
     trained: Path, tmp_path: Path, signal_: signal.Signals, code: int
 ) -> None:

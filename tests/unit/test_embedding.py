@@ -16,6 +16,7 @@ from mulstm import interop
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.embedding import Wanted, embed, embed_file
+from mulstm.embedding.store import Store
 from mulstm.errors import DataError
 from mulstm.interop import openai, unirep
 from mulstm.nn.model import LanguageModel
@@ -231,6 +232,23 @@ def test_memory_does_not_grow_with_the_number_of_records(
     peak(500)  # what is imported or made once
     # Rows alone would be 576,000 bytes more.
     assert peak(4_000) < peak(1_000) + 150_000
+
+
+def test_a_full_disk(made: foreign.Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(store: Store, name: str, row: int, values: np.ndarray) -> None:
+        store._offsets.close()
+        store._offsets = open("/dev/full", "wb")  # noqa: SIM115
+        store._offsets.write(b"what cannot be written when it is closed")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Store, "put", full)
+    with pytest.raises(DataError, match="no room for the rows"):
+        embed_file(
+            as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "made")),
+            [Record("a", b"MK")],
+            tmp_path / "x.npz",
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_very_long_record(made: foreign.Foreign) -> None:

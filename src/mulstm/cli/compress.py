@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, ending_tidily, moving, network_of
+from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of
+from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Model, Quiet
 from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper
@@ -53,14 +54,15 @@ def command(
     require_room(out, force, read=(source, model))
     loaded = checkpoint.load(model, parallel.pick(device))
     counter = Counter(quiet)
-    summary = embed_file(
-        loaded,
-        read(source, kind, column, id_column, upper),
-        out,
-        wanted=wanted,
-        lanes=lanes or LANES,
-        progress=counter.add,
-    )
+    with ending_tidily(counter.add) as tell:
+        summary = embed_file(
+            loaded,
+            read(source, kind, column, id_column, upper),
+            out,
+            wanted=wanted,
+            lanes=lanes or LANES,
+            progress=tell,
+        )
     counter.close()
     facts = {
         "out": str(out),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import shutil
 import tempfile
@@ -17,6 +19,7 @@ from mulstm.errors import DataError
 
 Rows = npt.NDArray[np.float32]
 BLOCK = 4 << 20  # bytes moved at a time
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Store:
@@ -47,8 +50,14 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for file in (*self._files.values(), self._offsets):
-            file.close()
+            with contextlib.suppress(OSError):  # a full disk does not take the last of them
+                file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise DataError(
+                f"{self._folder.parent} has no room for the rows ({error.strerror}). "
+                "Make room there, or choose another place."
+            ) from None
 
     def add(self, id: str, positions: int) -> None:
         """Announces the next record and how many of its positions may be put."""
