@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -80,7 +81,7 @@ def _draws(predictor: Predictor, how: Sampling, device: Any | None) -> Iterator[
     last = alphabet.special("stop")
     tails = [b""] * streams
     ended = [False] * streams
-    for symbols in islice(_symbols(predictor, how, device), how.length):
+    for symbols in islice(_symbols(predictor, how, device), min(how.length, sys.maxsize)):
         pieces = [b"" if over else alphabet.decode(symbols[i : i + 1]) for i, over in enumerate(ended)]
         yield pieces
         if how.stop:

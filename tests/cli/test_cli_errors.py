@@ -142,6 +142,10 @@ def test_values_of_options(call: Call, trained: Path) -> None:
     told(call("sample", trained, "--temperature", -1), 3, "temperature")
     told(call("sample", trained, "--top-p", 2), 3, "top-p")
     told(call("sample", trained, "--streams", 0), 2, "--streams")
+    told(call("sample", trained, "--streams", 1 << 62), 3, "Memory ran out")
+    told(call("neurons", "sample", trained, "--clamp", "1=1e39"), 2, "--clamp")
+    told(call("neurons", "find", trained, "x.csv", "--seed", 1 << 32), 2, "--seed")
+    told(call("compress", trained, "x", "--threads", 10**24), 2, "--threads")
     told(call("sample", trained, "--precision", "fp8"), 2, "fp8")
     told(call("evaluate", trained, "--lanes", 0), 2, "--lanes")
     told(call("evaluate", trained, "--precision", "fp8"), 2, "fp8")
@@ -178,6 +182,8 @@ def test_data_that_cannot_be_had(call: Call, tmp_path: Path, monkeypatch: pytest
         (CheckFailedError("It differs. Make it again."), 4),
         (PermissionError(13, "Permission denied", "/somewhere"), 3),
         (MemoryError(), 3),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 3),
+        (OSError(28, "No space left on device"), 3),
         (KeyboardInterrupt(), 130),
     ],
 )

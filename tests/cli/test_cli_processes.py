@@ -143,20 +143,55 @@ def test_killed_at_any_moment_and_resumed(text_file: Path, tmp_path: Path) -> No
     assert bits[0] == bits[1]
 
 
-def test_a_signal_saves_first(text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_first(text_file: Path, tmp_path: Path, number: signal.Signals) -> None:
     runs_dir = tmp_path / "my runs"
     process = start(
         "train", text_file, "--runs-dir", runs_dir, "--device", "cpu", *settings("train.updates=100000")
     )
     wait_for(lambda: list(tmp_path.rglob("log.jsonl")))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     answer = ended(process)
-    assert answer.code == 130
+    assert answer.code == 128 + number
     assert answer.out == ""
     assert "everything is saved" in answer.err
     assert f"--resume '{only_run(runs_dir)}'" in answer.err  # as a shell wants it
     assert "Traceback" not in answer.err
     assert checkpoint.load(only_run(runs_dir) / "last.safetensors").meta["metrics"]["update"] > 0
+
+
+def test_embed_stopped_in_the_middle_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_bytes(b"what it says\n" * 500_000)
+    process = start("embed", trained, tmp_path / "long.txt", "-o", tmp_path / "x.npz")
+    wait_for(lambda: list(tmp_path.glob(".mulstm-*")))
+    process.send_signal(signal.SIGTERM)
+    assert ended(process).code == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
+
+
+STREAMS = {
+    "m sample $MODEL -n 9 > /dev/full": (3, "No space left on device"),
+    "m sample $MODEL -n 99999 | head -c 9; exit ${PIPESTATUS[0]}": (141, ""),
+    "m sample $MODEL -n 9 >&-": (0, ""),
+    "m sample $MODEL -n 9 2>&-": (0, ""),
+    "m score $MODEL - <&-": (3, "holds no record"),
+    "m score $MODEL nosuch 2>/dev/full": (3, ""),
+    "PYTHONIOENCODING=ascii m sample $MODEL -n 99": (0, ""),
+    "m sample $MODEL -n 9 -p $'\\xff'": (0, ""),
+}
+
+
+@pytest.mark.parametrize("line", STREAMS)
+def test_standard_streams_that_are_closed_full_or_narrow(trained: Path, line: str) -> None:
+    code, words = STREAMS[line]
+    shell = f'm() {{ "$PYTHON" -m mulstm "$@"; }}; {line}'
+    environ = environment() | {"PYTHON": sys.executable, "MODEL": str(trained)}
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, env=environ, timeout=60)
+    err = done.stderr.decode()
+    assert done.returncode == code, err
+    assert words in err
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
 
 
 GROUP = ["--standalone", "--nproc-per-node=2", "-m", "mulstm"]

@@ -11,6 +11,7 @@ import pkgutil
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -18,6 +19,9 @@ from typer.core import TyperGroup
 
 from mulstm import __version__, console
 from mulstm.errors import MulstmError
+
+# How torch says it of a CPU.
+NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed")
 
 
 class _Commands(MutableMapping[str, Any]):
@@ -99,10 +103,17 @@ def main(
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Exits: 0 done, 1 a fault of ours, 2 usage, 3 something given is wrong, 4 a check failed."""
+    """Exits: 0 done, 1 a fault of ours, 2 usage, 3 something given is wrong, 4 a check failed.
+
+    And 128 + a signal's number, as shells have it; 141 where nobody reads what is written.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
     try:
         app(args=given, prog_name="mulstm")
+    except SystemExit as end:
+        # Of a pipe whose other end is closed Typer makes a 1.
+        sys.exit(141 if isinstance(end.__context__, BrokenPipeError) else end.code)
     except (MulstmError, OSError, RuntimeError, MemoryError) as fault:
         sentence = _sentence(fault)
         if sentence is None or "--debug" in given:
@@ -111,7 +122,27 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         if os.environ.get("RANK", "0") == "0":
             console.error(sentence)
         sys.exit(fault.exit_code if isinstance(fault, MulstmError) else 3)
+    finally:
+        _drop_unwritten()
     sys.exit(0)
+
+
+def _open_streams() -> None:
+    """Standard streams that a shell has closed become empty ones; no character is too much for stdout."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_unwritten() -> None:
+    """What a full disk or a closed pipe refused: Python would try again at its end, and change the code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _sentence(fault: BaseException) -> str | None:
@@ -120,6 +151,12 @@ def _sentence(fault: BaseException) -> str | None:
         return str(fault)
     if isinstance(fault, OSError) and fault.filename is not None:
         return f"{fault.filename}: {fault.strerror}. Check the path and your rights to it."
-    if isinstance(fault, MemoryError) or type(fault).__name__ == "OutOfMemoryError":
+    if isinstance(fault, OSError):
+        return f"Reading or writing failed ({fault.strerror or fault}). Check the disk and where output goes."
+    if (
+        isinstance(fault, MemoryError)
+        or type(fault).__name__ == "OutOfMemoryError"
+        or any(words in str(fault) for words in NO_MEMORY)
+    ):
         return "Memory ran out. Use fewer lanes or a smaller model, as in --set train.lanes=16."
     return None

@@ -82,6 +82,7 @@ def command(
     import numpy as np
 
     from mulstm import checkpoint, console, parallel, runs
+    from mulstm.cli._terminal import shown
     from mulstm.cli._text import is_own, part_of
     from mulstm.evaluate import evaluate
     from mulstm.report.records import add_dynamic
@@ -136,7 +137,7 @@ def command(
         console.result_json(result)
     else:
         line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols"
-        line += f" of {part.corpus} ({part.name})"
+        line += f" of {shown(part.corpus)} ({part.name})"
         if found.word_perplexity is not None:
             line += f", word perplexity {found.word_perplexity:.2f} on {found.words:,} words"
         console.result(line + (", dynamic" if dynamic else ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,8 @@ import typer
 from mulstm.cli._options import AsJson, Device, Model
 from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Upper
+
+MOST = 1e38  # about what single precision holds
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look into a model's units."
@@ -76,7 +77,9 @@ def find(
     label: Annotated[str, typer.Option("--label", help="The field with the label.")] = "label",
     of: Annotated[str, typer.Option("--of", help="h_mean, h_final or c_final (default: by model).")] = "",
     top: Annotated[int, typer.Option("--top", min=1, help="How many units to print.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Which records are held out.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=(1 << 32) - 1, help="Which records are held out.")
+    ] = 1,
     kind: Kind = "",
     column: Column = "",
     upper: Upper = False,
@@ -88,6 +91,7 @@ def find(
 
     from mulstm import checkpoint, console, parallel, probe
     from mulstm.cli._records import read
+    from mulstm.cli._terminal import shown
 
     loaded = checkpoint.load(model, parallel.pick(device))
     records = list(read(source, kind, column, "", upper, label))
@@ -99,7 +103,7 @@ def find(
         f"accuracy {found.accuracy:.3f} on {found.held_out} records held out "
         f"(always the commonest label: {found.majority:.3f}); {found.units_used} units used"
     )
-    rows = [[str(u.unit), u.label, f"{u.weight:+.4f}", f"{u.separation:.3f}"] for u in found.units]
+    rows = [[str(u.unit), shown(u.label), f"{u.weight:+.4f}", f"{u.separation:.3f}"] for u in found.units]
     console.table(["unit", "label", "weight", "separation alone"], rows)
 
 
@@ -126,10 +130,10 @@ def sample(
     loaded = checkpoint.load(model, parallel.pick(device))
     held = neurons.Clamped(loaded.model, loaded.alphabet, units=_clamps(clamp))
     how = Sampling(length=length, temperature=temperature, seed=seed)
-    stream = Utf8Stream()
-    loaded.alphabet.encode(prompt.encode())  # says what is wrong with it before anything is printed
+    stream, start = Utf8Stream(), prompt.encode(errors="surrogateescape")
+    loaded.alphabet.encode(start)  # says what is wrong with it before anything is printed
     sys.stdout.write(shown(prompt))
-    for (piece,) in draw(loaded.model, loaded.alphabet, prompt.encode(), how, predictor=held):
+    for (piece,) in draw(loaded.model, loaded.alphabet, start, how, predictor=held):
         sys.stdout.write(shown(stream.feed(piece)))
         sys.stdout.flush()
     console.result(shown(stream.close()))
@@ -141,7 +145,7 @@ def _clamps(given: list[str]) -> dict[int, float]:
         unit, _, value = text.partition("=")
         try:
             clamps[int(unit)] = float(value)
-            if not math.isfinite(clamps[int(unit)]):
+            if not abs(clamps[int(unit)]) < MOST:
                 raise ValueError
         except ValueError:
             raise typer.BadParameter(f"{text!r} is not UNIT=VALUE", param_hint="--clamp") from None

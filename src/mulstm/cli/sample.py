@@ -35,8 +35,9 @@ def command(
 
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.model.precision = precision
-    how = Sampling(length, temperature, top_k, top_p, seed, stop.encode())
-    pieces = sample(loaded.model, loaded.alphabet, prompt.encode(), how, streams)
+    how = Sampling(length, temperature, top_k, top_p, seed, stop.encode(errors="surrogateescape"))
+    start = prompt.encode(errors="surrogateescape")  # the bytes that were given, UTF-8 or not
+    pieces = sample(loaded.model, loaded.alphabet, start, how, streams)
     if streams == 1 and not as_json:
         stream = Utf8Stream()
         sys.stdout.write(shown(prompt))

@@ -24,7 +24,8 @@ _LANES, _CHUNK = 50, 100
 def compare(loaded: Checkpoint, made: IntegerModel, file: Path, symbols: int) -> dict[str, Any]:
     """Bits/char of both on the start of a file, in the same lanes; bytes without a symbol are left out."""
     with file.open("rb") as stream:
-        x = Spelling.of(made.alphabet).symbol_of[np.frombuffer(stream.read(symbols), dtype=np.uint8)]
+        content = stream.read(min(symbols, file.stat().st_size))
+    x = Spelling.of(made.alphabet).symbol_of[np.frombuffer(content, dtype=np.uint8)]
     x = x[x >= 0]
     if not len(x):
         raise DataError(

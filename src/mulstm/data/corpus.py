@@ -196,7 +196,8 @@ def _unpacked(path: Path) -> Path:
     if path.suffix not in store.PACKED:
         return path
     status = path.stat()
-    key = hashlib.sha256(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
+    facts = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+    key = hashlib.sha256(facts.encode(errors="surrogateescape")).hexdigest()[:16]
     target = store.cache_folder() / "unpacked" / f"{key}-{path.stem}"
     if not target.is_file():
         store.unpack(path, target, path.stem)
