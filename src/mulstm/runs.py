@@ -243,16 +243,23 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the place of `path` when the block ends well."""
+    """A path beside `path` to write to; it takes the place of `path` when the block ends well.
+
+    A link stays, and what it points to is replaced.
+    """
+    given, path = path, Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        # Devices and pipes can be replaced like files, and nobody means that.
+        if path.exists() and not path.is_file():
+            raise OSError(None, "it is no plain file")
         yield temporary
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _unwritable(given, error) from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

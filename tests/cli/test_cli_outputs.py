@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -67,6 +68,17 @@ def test_what_is_there_is_replaced_by_force_only(call: Call, folder: Path, name:
     assert (folder / out).read_text() == "precious"
     assert call(*arguments, "--force").code == 0
     assert not (folder / out).read_bytes().startswith(b"precious")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_pipe_is_never_replaced(call: Call, folder: Path, name: str) -> None:
+    line, out = WRITERS[name]
+    prepare(call, name)
+    os.mkfifo(folder / out)
+    code, printed, err = call(*line.replace("OUT", out).split(), "--force")
+    assert (code, printed) == (3, "")
+    assert err == f"error: {out} is no plain file. Give the path of one.\n"
+    assert (folder / out).is_fifo()
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -163,6 +163,28 @@ def test_an_error_of_ours_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_links_stay_and_what_they_point_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    for name in ("there", "not yet"):
+        link, target = tmp_path / name, tmp_path / "far" / name
+        link.symlink_to(target)
+        runs.write_atomic(link, "old")
+        runs.write_atomic(link, "new")
+        assert link.is_symlink()
+        assert target.read_text() == "new"
+    assert len(list((tmp_path / "far").iterdir())) == 2
+
+
+def test_only_plain_files_are_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(RunError, match=rf"{name} cannot be written \(it is no plain file\)"):
+            runs.write_atomic(tmp_path / name, "new")
+    assert (tmp_path / "link").is_fifo()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_full_disk_under_the_log(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")

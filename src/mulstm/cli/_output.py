@@ -31,7 +31,9 @@ def require_room(
         raise DataError(f"{target} is a folder. Give the path of a file.")
     if not target.exists():
         return
+    if not target.is_file():
+        raise DataError(f"{target} is no plain file. Give the path of one.")
     if any(Path(source).exists() and target.samefile(source) for source in read if str(source)):
         raise DataError(f"{target} would replace the file that is read. Give another path.")
-    if target.is_file() and not force:
+    if not force:
         raise DataError(f"{target} exists already. Give another path, or --force to replace it.")
