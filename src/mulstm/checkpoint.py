@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import operator
 import os
 import struct
 from collections.abc import Mapping
@@ -33,6 +35,8 @@ FORMAT = 1
 STORAGES = ("fp32", "fp64", "bf16", "int8")
 SCALE = ".scale"  # int8: name + SCALE holds one factor a row
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "int8": torch.int8}
+# What it raises to read a description that is not as we write them.
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -93,25 +97,27 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
             f"{file} holds the training state of a run, not a model. Give last.safetensors beside it."
         )
     try:
-        recipe = recipes.from_dict(meta["recipe"])
+        recipe = recipes.from_dict(_object(meta["recipe"]))
         alphabet = Alphabet.from_json(meta["alphabet"])
         storage = str(meta["storage"])
         stated = str(meta["fingerprint"])
-    except (KeyError, TypeError, ValueError, MulstmError) as fault:
+    except (*UNREADABLE, MulstmError) as fault:
         raise CheckpointError(
             f"The description inside {file} cannot be read ({fault}). Take another copy, or train again."
         ) from fault
-    tensors = load_file(file)
+    tensors = _load_file(file)
+    _check_tensors(file, tensors, _shapes(file, recipe.model, alphabet.size, len(tensors)), storage)
     model = LanguageModel(recipe.model, alphabet.size, init=None)
     if storage == "fp64":
         model = model.double()
-    _check_tensors(file, tensors, model.state_dict(), storage)
     if _digest(tensors, recipe.model, alphabet) != stated:
         raise CheckpointError(
             f"The contents of {file} do not match their fingerprint: the file was changed or damaged. "
             "Take another copy of it, or train again."
         )
-    model.load_state_dict(_unpack(tensors, storage))
+    weights = _unpack(tensors, storage)
+    _require_finite(file, weights)
+    model.load_state_dict(weights)
     return Checkpoint(model.to(device).eval(), alphabet, recipe, meta)
 
 
@@ -198,7 +204,17 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         raise CheckpointError(
             f"{path} is a {meta.get('kind')!r} file, not a {kind!r} file. Give the right one of the two."
         )
-    return load_file(path), meta
+    return _load_file(path), meta
+
+
+def _load_file(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+        return tensors
+    except (SafetensorError, *UNREADABLE) as fault:
+        raise CheckpointError(
+            f"The list of weights in {path} is damaged ({fault}). Take another copy, or train again."
+        ) from fault
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -217,27 +233,26 @@ def read_meta(path: Path) -> dict[str, Any]:
         text = file.read(length)
     try:
         header = json.loads(text)
-        end = max(
-            (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
+        beside = _object(header.pop("__metadata__", None) or {})
+        end = max((operator.index(entry["data_offsets"][1]) for entry in header.values()), default=0)
+    except UNREADABLE as fault:
         raise _damaged_start(path, size) from fault
     if size != 8 + length + end:
         raise CheckpointError(
             f"{path} has {size:,} bytes and should have {8 + length + end:,}: it is cut short or damaged. "
             "Take another copy, or train on with --resume."
         )
-    stored = header.get("__metadata__", {}).get(KEY)
+    stored = beside.get(KEY)
     if stored is None:
         raise CheckpointError(
             f"{path} is a safetensors file of another program: it has no {KEY!r} entry. "
             'See "mulstm import" for the formats of other projects.'
         )
     try:
-        meta = json.loads(stored)
-        if not isinstance(meta, dict):
-            raise TypeError("not an object")
-    except (ValueError, TypeError) as fault:
+        meta = {"metrics": {}, "source": {}, "corpus": {}} | _object(json.loads(stored))
+        for key in ("metrics", "source", "corpus"):
+            _object(meta[key])
+    except UNREADABLE as fault:
         raise CheckpointError(
             f"The description inside {path} is damaged ({fault}). Take another copy."
         ) from fault
@@ -246,6 +261,12 @@ def read_meta(path: Path) -> dict[str, Any]:
             f"{path} has format {meta.get('format')!r}, and this mulstm reads {FORMAT}. Install a newer one."
         )
     return meta
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.40} is no object")
+    return value
 
 
 def _damaged_start(path: Path, size: int) -> CheckpointError:
@@ -268,7 +289,7 @@ def _pack(weights: Mapping[str, Tensor], storage: str) -> dict[str, Tensor]:
             packed[name] = value.to(torch.bfloat16)
         else:
             largest = value.float().abs().amax(dim=-1)
-            scale = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+            scale = torch.where(largest == 0, torch.ones_like(largest), largest / 127)  # NaN stays NaN
             packed[name] = torch.round(value.float() / scale.unsqueeze(-1)).to(torch.int8)
             packed[name + SCALE] = scale
     return packed
@@ -284,6 +305,19 @@ def _unpack(tensors: Mapping[str, Tensor], storage: str) -> dict[str, Tensor]:
         else:
             weights[name] = tensor if storage == "fp64" else tensor.float()
     return weights
+
+
+def _shapes(file: Path, model: ModelRecipe, alphabet_size: int, tensors: int) -> dict[str, Tensor]:
+    """The tensors a model has, without their memory: a file must not make us take what it does not fill."""
+    # Each layer has a tensor at least; sizes that overflow are no tensor's.
+    with contextlib.suppress(RuntimeError, TypeError, OverflowError):
+        if model.layers <= tensors:
+            with torch.device("meta"):
+                return LanguageModel(model, alphabet_size, init=None).state_dict()
+    raise CheckpointError(
+        f"The recipe in {file} (layers = {model.layers}, hidden = {model.hidden}, embedding = "
+        f"{model.embedding}) is not that of its {tensors} tensors. Take another copy, or train again."
+    )
 
 
 def _check_tensors(
@@ -314,6 +348,15 @@ def _check_tensors(
             f"The weights in {file} do not fit the recipe stored with them: {'; '.join(faults[:4])}. "
             "Take another copy of the file, or train again."
         )
+
+
+def _require_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        # Least and most take one pass without memory of its own, and both are NaN where one number is.
+        if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+            raise CheckpointError(
+                f"The weights {name} in {file} hold numbers that are not finite. Take an earlier checkpoint."
+            )
 
 
 def _spell(shape: tuple[int, ...], dtype: torch.dtype) -> str:

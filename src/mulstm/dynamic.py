@@ -95,7 +95,7 @@ def kept_statistics(
     if file.is_file():
         with contextlib.suppress(CheckpointError):  # a damaged copy is made again
             tensors, meta = read_tensors(file, "statistics")
-            if meta["of"] == wanted:
+            if meta.get("of") == wanted:
                 return tensors
     R = gather_statistics(model, split, **how)
     folder.mkdir(parents=True, exist_ok=True)

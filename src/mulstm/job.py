@@ -138,7 +138,7 @@ def earlier(
     """
     if resume_from is None:
         return None
-    start = "" if start_from is None else checkpoint.read_meta(checkpoint.find(start_from))["fingerprint"]
+    start = "" if start_from is None else checkpoint.read_meta(checkpoint.find(start_from)).get("fingerprint")
     if resume_from != "auto":
         _require_same(recipe, Path(resume_from))
         if start_from is not None and _tuned_from(Path(resume_from)) != start:

@@ -232,6 +232,94 @@ def test_changed_metadata(saved: Path, what: str, match: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("recipe", None, "None is no object"),
+        ("source", "x", "'x' is no object"),
+        ("metrics", [1], "is no object"),
+        ("deep", "[" * 100_000, "is damaged"),  # in place of all
+    ],
+)
+def test_metadata_of_another_kind(saved: Path, key: str, value: object, match: str) -> None:
+    header, body = header_of(saved)
+    meta = json.loads(header["__metadata__"]["mulstm"])
+    header["__metadata__"]["mulstm"] = value if key == "deep" else json.dumps(meta | {key: value})
+    with_header(saved, header, body)
+    with pytest.raises(CheckpointError, match=match):
+        checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dtype", "F99"),
+        ("dtype", "F16"),
+        ("shape", [-1, 3]),
+        ("shape", [2**62, 2**62]),
+        ("shape", 5),
+        ("data_offsets", [5, 2]),
+        ("data_offsets", [0, 4]),
+        ("data_offsets", [0, 1.5]),
+        ("data_offsets", [0, [4]]),
+        ("data_offsets", []),
+        ("__metadata__", "x"),
+        ("__metadata__", None),
+        ("deep", "[" * 100_000),
+    ],
+)
+def test_damaged_headers(saved: Path, key: str, value: object) -> None:
+    header, body = header_of(saved)
+    if key == "deep":
+        text = str(value).encode()
+        saved.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    else:
+        (header if key == "__metadata__" else header["W_out"])[key] = value
+        with_header(saved, header, body)
+    with pytest.raises(CheckpointError, match=r"damaged|another program"):
+        checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("layers", 10**9, "is not that of its"),
+        ("hidden", 10**5, "12 float32 instead of 9x100000 float32"),
+        ("hidden", 10**30, "is not that of its"),
+        ("embedding", 10**12, "instead of"),
+    ],
+)
+def test_a_recipe_takes_no_memory_that_the_file_does_not_fill(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: int, match: str
+) -> None:
+    header, body = header_of(saved)
+    meta = json.loads(header["__metadata__"]["mulstm"])
+    meta["recipe"]["model"][key] = value
+    header["__metadata__"]["mulstm"] = json.dumps(meta)
+    with_header(saved, header, body)
+    real = LanguageModel.__init__
+
+    def made(self: LanguageModel, *given: object, **named: object) -> None:
+        assert torch.get_default_device().type == "meta"
+        real(self, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LanguageModel, "__init__", made)
+    with pytest.raises(CheckpointError, match=rf"{match}|model.{key}"):
+        checkpoint.load(saved)
+
+
+@pytest.mark.parametrize("storage", checkpoint.STORAGES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_no_numbers(
+    model: LanguageModel, tmp_path: Path, storage: str, value: float
+) -> None:
+    with torch.no_grad():
+        model.W_out[2, 3] = value
+    checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET, storage=storage)
+    with pytest.raises(CheckpointError, match=r"W_out in .* not finite\. Take an earlier checkpoint"):
+        checkpoint.load(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize(
     ("what", "match"),
     [
         ("less", "W_out is missing"),

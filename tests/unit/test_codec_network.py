@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -263,4 +265,16 @@ def test_a_model_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         files.load(path)
     path.write_bytes(b"no model")
+    assert not files.is_one(path)
+
+
+def test_a_model_file_of_other_things_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    for more, model in (([1], integer()), ({}, replace(integer(), layers=()))):
+        files.save(path, model, more)  # type: ignore[arg-type]
+        assert files.is_one(path)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            files.load(path)
+    text = json.dumps({"__metadata__": {"mulstm": "[" * 100_000}}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
     assert not files.is_one(path)

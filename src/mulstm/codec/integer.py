@@ -134,16 +134,12 @@ def save(path: Path, model: IntegerModel, more: dict[str, Any] | None = None) ->
 
 def is_one(path: Path) -> bool:
     """Whether the file says of itself that it is an integer model; `load` tells what else is wrong."""
-    from safetensors import SafetensorError, safe_open
-
     from mulstm import checkpoint
 
     try:
-        with safe_open(path, framework="numpy") as file:
-            meta = json.loads((file.metadata() or {}).get(checkpoint.KEY, "{}"))
-    except (SafetensorError, ValueError):
+        return checkpoint.read_meta(path).get("kind") == KIND
+    except CheckpointError:
         return False
-    return isinstance(meta, dict) and meta.get("kind") == KIND
 
 
 def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
@@ -159,8 +155,8 @@ def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
                 f"{ARITHMETIC}. Use the version of mulstm that wrote it, or quantize the checkpoint again."
             )
         model = _assemble(facts, {n: t.numpy() for n, t in tensors.items()}, str(meta["parent"]))
-        stated = str(meta["fingerprint"])
-    except (KeyError, TypeError, ValueError) as fault:
+        stated, more = str(meta["fingerprint"]), dict(meta.get("more", {}))
+    except checkpoint.UNREADABLE as fault:
         raise CheckpointError(
             f"The description inside {path} cannot be read ({fault}). Take another copy, or quantize again."
         ) from fault
@@ -169,7 +165,7 @@ def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
             f"The contents of {path} do not match their fingerprint: it was changed or damaged. "
             "Take another copy of the file, or quantize the checkpoint again."
         )
-    return model, dict(meta.get("more", {}))
+    return model, more
 
 
 def _assemble(facts: dict[str, Any], named: dict[str, NDArray[Any]], parent: str) -> IntegerModel:
@@ -206,6 +202,8 @@ def _assemble(facts: dict[str, Any], named: dict[str, NDArray[Any]], parent: str
 def check(model: IntegerModel) -> None:
     """Raises ValueError unless every array has the shape, type and bounds the arithmetic counts on."""
     H, N, L = model.hidden, model.alphabet.size, len(model.layers)
+    if not L:
+        raise ValueError("there are no layers")
     if model.cell not in CELLS or model.unit not in UNITS or not 1 <= H * (L if model.skip else 1) <= WIDEST:
         raise ValueError(f"no integer arithmetic for cell {model.cell}, unit {model.unit}, hidden {H}")
     Z = H if model.unit == "tanh" else 4 * H
