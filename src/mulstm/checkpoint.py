@@ -31,6 +31,7 @@ from mulstm.recipe import ModelRecipe, Recipe
 KEY = "mulstm"
 MODELS = "MULSTM_MODELS"  # a folder of models that are found by name
 FORMAT = 1
+CHECKSUM = "checksum"  # of files that have no fingerprint
 # How matrices are stored; vectors always keep the model's own type, they are small and matter most.
 STORAGES = ("fp32", "fp64", "bf16", "int8")
 SCALE = ".scale"  # int8: name + SCALE holds one factor a row
@@ -97,6 +98,7 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
             f"{file} holds the training state of a run, not a model. Give last.safetensors beside it."
         )
     try:
+        meta = {"metrics": {}, "source": {}} | meta
         recipe = recipes.from_dict(_object(meta["recipe"]))
         alphabet = Alphabet.from_json(meta["alphabet"])
         storage = str(meta["storage"])
@@ -111,10 +113,7 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
     if storage == "fp64":
         model = model.double()
     if _digest(tensors, recipe.model, alphabet) != stated:
-        raise CheckpointError(
-            f"The contents of {file} do not match their fingerprint: the file was changed or damaged. "
-            "Take another copy of it, or train again."
-        )
+        raise _changed(file, "fingerprint")
     weights = _unpack(tensors, storage)
     _require_finite(file, weights)
     model.load_state_dict(weights)
@@ -185,6 +184,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
     """Replaces `path` in one step: a reader, or a run killed at any moment, sees the old file or the new."""
     # safetensors refuses shared memory and strides, so each tensor gets memory of its own.
     plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    if "fingerprint" not in meta:
+        meta = {**meta, CHECKSUM: _hash([meta], plain)}
     text = json.dumps(meta, sort_keys=True, allow_nan=False)
     with runs.replacing(path) as temporary:
         try:
@@ -204,7 +205,11 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         raise CheckpointError(
             f"{path} is a {meta.get('kind')!r} file, not a {kind!r} file. Give the right one of the two."
         )
-    return _load_file(path), meta
+    tensors, stated = _load_file(path), meta.pop(CHECKSUM, None)
+    # Earlier versions wrote none.
+    if stated is not None and stated != _hash([meta], tensors):
+        raise _changed(path, CHECKSUM)
+    return tensors, meta
 
 
 def _load_file(path: Path) -> dict[str, Tensor]:
@@ -249,9 +254,9 @@ def read_meta(path: Path) -> dict[str, Any]:
             'See "mulstm import" for the formats of other projects.'
         )
     try:
-        meta = {"metrics": {}, "source": {}, "corpus": {}} | _object(json.loads(stored))
+        meta = _object(json.loads(stored))
         for key in ("metrics", "source", "corpus"):
-            _object(meta[key])
+            _object(meta.get(key, {}))
     except UNREADABLE as fault:
         raise CheckpointError(
             f"The description inside {path} is damaged ({fault}). Take another copy."
@@ -272,6 +277,13 @@ def _object(value: Any) -> dict[str, Any]:
 def _damaged_start(path: Path, size: int) -> CheckpointError:
     return CheckpointError(
         f"{path} is no safetensors file, or its start is damaged ({size:,} bytes). Give another file."
+    )
+
+
+def _changed(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"The contents of {path} do not match their {what}: the file was changed or damaged. "
+        "Take another copy of it, or train again."
     )
 
 
@@ -367,7 +379,11 @@ def _digest(tensors: Mapping[str, Tensor], model: ModelRecipe, alphabet: Alphabe
     # Only what differs from the defaults: a key added to recipes later must not change old fingerprints.
     plain = dataclasses.asdict(ModelRecipe())
     wiring = {key: value for key, value in dataclasses.asdict(model).items() if value != plain[key]}
-    digest = hashlib.sha256(json.dumps([wiring, alphabet.to_json()], sort_keys=True).encode())
+    return _hash([wiring, alphabet.to_json()], tensors)
+
+
+def _hash(facts: list[Any], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().to("cpu").contiguous()
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -23,6 +23,7 @@ from mulstm.nn.model import LanguageModel
 from mulstm.predict import impossible
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordLanes, RecordSplit
+from mulstm.report.records import KEYS
 from mulstm.resume import Progress
 
 # Recipe keys that may change between stopping and going on: they do not touch what is learnt.
@@ -119,7 +120,7 @@ def build(
         backend=backend_of(update.model, recipe.train.lanes // share.count),
     )
     if (folder / resume.NAME).is_file():
-        job.progress = resume.load(folder / resume.NAME, update, job.facts)
+        job.progress = resume.load(folder / resume.NAME, update, job.facts, job.total)
     if run is not None:
         _tidy(run.path, job.progress.update)
     return job
@@ -168,7 +169,7 @@ def _tuned_from(folder: Path) -> str:
 def _saved_source(folder: Path) -> dict[str, Any] | None:
     """What a run's checkpoints say of their origin; None before both are there to go on with."""
     files = folder / "last.safetensors", folder / resume.NAME
-    return dict(checkpoint.read_meta(files[0])["source"]) if all(f.is_file() for f in files) else None
+    return dict(checkpoint.read_meta(files[0]).get("source", {})) if all(f.is_file() for f in files) else None
 
 
 def differences(now: dict[str, Any], then: dict[str, Any], prefix: str = "") -> list[str]:
@@ -184,12 +185,12 @@ def differences(now: dict[str, Any], then: dict[str, Any], prefix: str = "") -> 
 
 
 def finished(path: Path) -> dict[str, Any] | None:
-    """The record of a run that is complete, else None."""
+    """The record of a run that is complete, else None: one that is damaged is measured again."""
     try:
         record = json.loads((path / "metrics.json").read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if isinstance(record, dict) and record.keys() >= {*KEYS, "reason"} else None
 
 
 def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:

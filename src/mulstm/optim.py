@@ -165,12 +165,17 @@ def state_tensors(optimiser: torch.optim.Optimizer, named: Named) -> dict[str, T
 
 @torch.no_grad()
 def load_state_tensors(optimiser: torch.optim.Optimizer, named: Named, tensors: Mapping[str, Tensor]) -> None:
-    """Puts back what `state_tensors` gave."""
+    """Puts back what `state_tensors` gave; ValueError where a part of it is missing or of another shape."""
+    whats = {key.partition(".")[0] for key in tensors}
     for name, parameter in named:
         state: dict[str, Tensor] = {}
         for key, value in tensors.items():
             what, _, whose = key.partition(".")
             if whose == name:
+                if value.shape != (() if what == "step" else parameter.shape):
+                    raise ValueError(f"{key} has the shape {tuple(value.shape)}")
                 state[what] = value.to(parameter.device).clone()
         if state:
+            if missing := sorted(whats - state.keys()):
+                raise ValueError(f"{missing[0]}.{name} is missing")
             optimiser.state[parameter] = state

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mulstm import checkpoint, optim
-from mulstm.errors import RunError
+from mulstm.errors import CheckpointError, RunError
 from mulstm.update import Update
 
 NAME = "resume.safetensors"
@@ -59,17 +61,36 @@ def save(path: Path, update: Update, progress: Progress, corpus: dict[str, Any])
         checkpoint.write_tensors(path, tensors, meta)
 
 
-@torch.no_grad()
-def load(path: Path, update: Update, corpus: dict[str, Any]) -> Progress:
-    """Puts everything back in place and returns where the run stands."""
-    tensors, meta = checkpoint.read_tensors(path, KIND)
-    # What an earlier version did not write, or wrote otherwise, cannot be compared.
-    if any(meta["corpus"].get(key, fact) != fact for key, fact in corpus.items()):
+def load(path: Path, update: Update, corpus: dict[str, Any], total: int) -> Progress:
+    """Puts everything back in place and returns where the run, of `total` updates, stands."""
+    try:
+        tensors, meta = checkpoint.read_tensors(path, KIND)
+        # What an earlier version did not write, or wrote otherwise, cannot be compared.
+        if any(meta["corpus"].get(key, fact) != fact for key, fact in corpus.items()):
+            raise RunError(
+                f"The text has changed since {path.parent} was saved "
+                f"(now {sum(corpus['symbols']):,} symbols). Put the text back as it was, or start a new run."
+            )
+        progress = _progress(meta["progress"], total)
+        _put_back(tensors, update)
+        # The two kinds of device number their dice differently; on another kind the masks start a new series.
+        if meta["device"] == update.share.device.type:
+            update.generator.set_state(tensors["generator"])
+        else:
+            update.generator.manual_seed(update.recipe.train.seed + progress.update)
+    except torch.OutOfMemoryError:  # no fault of the file
+        raise
+    except (CheckpointError, RuntimeError, *checkpoint.UNREADABLE) as fault:
+        what = " ".join(str(fault).split()).partition(". ")[0]
         raise RunError(
-            f"The text has changed since {path.parent} was saved (now {sum(corpus['symbols']):,} symbols). "
-            "Put the text back as it was, or start a new run."
-        )
+            f"The run in {path.parent} cannot go on from its {path.name} ({what}). "
+            f"Start a new run with --from {quote(str(path.with_name('last.safetensors')))}."
+        ) from fault
+    return progress
 
+
+@torch.no_grad()
+def _put_back(tensors: dict[str, Tensor], update: Update) -> None:
     def part(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
@@ -78,11 +99,26 @@ def load(path: Path, update: Update, corpus: dict[str, Any]) -> Progress:
         update.averaged.load_state_dict(part("average."))
     optim.load_state_tensors(update.optimiser, update.named, part("optimiser."))
     for k, state in enumerate(update.state):
-        state.h.copy_(tensors[f"state.{k}.h"][update.own])
-        state.c.copy_(tensors[f"state.{k}.c"][update.own])
-    # The two kinds of device number their dice differently; on another kind the masks start a new series.
-    if meta["device"] == update.share.device.type:
-        update.generator.set_state(tensors["generator"])
-    else:
-        update.generator.manual_seed(update.recipe.train.seed + int(meta["progress"]["update"]))
-    return Progress(**meta["progress"])
+        for what, mine in state._asdict().items():
+            whole = tensors[f"state.{k}.{what}"]
+            if whole.shape != (update.recipe.train.lanes, *mine.shape[1:]):
+                raise ValueError(f"state.{k}.{what} has the shape {tuple(whole.shape)}")
+            mine.copy_(whole[update.own])
+
+
+def _progress(stored: dict[str, Any], total: int) -> Progress:
+    """Where the run stood; ValueError where no run of `total` updates can stand."""
+    found = Progress(**stored)
+    for name, value in vars(found).items():
+        start = getattr(Progress, name)
+        if isinstance(start, str):
+            right = isinstance(value, str)
+        elif isinstance(start, int):  # updates and validations
+            right = type(value) is int and 0 <= value <= total
+        else:
+            right = (value is start) or (type(value) in (int, float) and 0 <= value < math.inf)
+        if not right:
+            raise ValueError(f"{name} is {value!r}")
+    if max(found.validated, found.best_update, found.logged) > found.update:
+        raise ValueError(f"update is {found.update}")
+    return found

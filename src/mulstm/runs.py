@@ -140,10 +140,13 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                raise RunError(f"{path} line {number} is not JSON. Remove that line.") from None
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("update"), int):
+            records.append(record)
+        elif number < len(lines):
+            raise RunError(f"{path} line {number} is no line of a log. Remove that line.")
     return records
 
 

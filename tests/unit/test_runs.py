@@ -85,9 +85,10 @@ def test_a_torn_last_line_is_left_out_and_cut_off(tmp_path: Path) -> None:
         assert runs.read_log(run.path) == [{"update": 1}]
         run.log({"update": 2})
         assert runs.read_log(log) == [{"update": 1}, {"update": 2}]
-        log.write_bytes(b'{"upd\n{"update": 3}\n')
-        with pytest.raises(RunError, match="line 1 is not JSON"):
-            runs.read_log(log)
+        for wrong in (b'{"upd', b"[1]", b"{}", b'{"update": "x"}', b'"x"', b"[" * 100_000):
+            log.write_bytes(b'{"update": 2}\n' + wrong + b'\n{"update": 3}\n')
+            with pytest.raises(RunError, match="line 2 is no line of a log"):
+                runs.read_log(log)
     assert runs.read_log(tmp_path / "none.jsonl") == []
 
 
