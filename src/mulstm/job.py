@@ -148,6 +148,11 @@ def earlier(
                 "Leave --from out to go on with it, or start a new run."
             )
         return Path(resume_from)
+    if start_from is not None and Path(start_from).is_dir() and not runs.is_run(Path(start_from)):
+        raise RunError(
+            f"{start_from} stands for its newest run, which may be the very one to go on with. "
+            "Give --from one run, or a checkpoint."
+        )
     told = ""
     for folder in runs.newest_first(recipe.name, root=runs_dir):
         with contextlib.suppress(RecipeError):  # of another version

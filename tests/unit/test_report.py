@@ -317,6 +317,11 @@ def test_a_run_is_published_with_a_thin_curve(finished: Path, results: Path) -> 
         report.publish(finished, results)
 
 
+def test_curves_far_above_the_paper_are_drawn(results: Path) -> None:
+    add(results, "hutter/mlstm-fast", 4.0)
+    assert results / "learning-curves-hutter.svg" in report.write(results, None)
+
+
 def test_the_learning_curve_of_a_run(finished: Path) -> None:
     paths = report.learning_curve(finished, {"gzip -9": 2.6}, 1.49)
     assert [path.name for path in paths] == ["curve.svg", "curve.png"]

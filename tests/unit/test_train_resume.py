@@ -123,6 +123,9 @@ def test_auto_takes_the_run_of_this_start_only(tiny: Tiny, tmp_path: Path) -> No
     assert job.earlier(tiny(), tmp_path, str(tuned)) == tuned
     with pytest.raises(RunError, match="did not start from"):
         run(tiny(), tmp_path, start_from=other, resume_from=str(tuned))
+    # The newest of a folder may be the run that was killed.
+    with pytest.raises(RunError, match="stands for its newest run"):
+        job.earlier(tiny(), tmp_path, "auto", plain.parent)
 
 
 def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,14 @@ def part_of(
         if not text:
             _require_origin(model, remedy)
         # Whatever the alphabet, the model's own is put in place below.
-        corpus = record_corpus.load(
-            trained if trained.records else replace(trained, alphabet="bytes"), data_dir
-        )
+        try:
+            corpus = record_corpus.load(
+                trained if trained.records else replace(trained, alphabet="bytes"), data_dir
+            )
+        except DataError as fault:
+            if not remedy:
+                raise
+            raise DataError(f"The model's own text cannot be had: {fault} {remedy}") from fault
         if not text:
             _require_same(model, corpus, remedy)
         usual = "valid" if trained.records else "test"

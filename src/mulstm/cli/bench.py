@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mulstm.cli._options import AsJson, Device, Quiet
+from mulstm.cli._output import require_room
 
 PARTS = ("layer", "update", "cells", "evaluate", "sample", "losses")
 
@@ -40,6 +41,8 @@ def command(
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(PARTS)}", param_hint="--only")
     if only and place == "cpu":
         raise typer.BadParameter("a CPU's benchmark has no parts to choose from", param_hint="--only")
+
+    require_room(save, force=True)  # a place that cannot be written is told before minutes of work
 
     def say(line: str) -> None:
         if not quiet:

@@ -127,7 +127,7 @@ def command(
         "words": found.words,
         "word_perplexity": found.word_perplexity,
         "lanes": min(lanes, found.symbols),
-        "precision": precision,
+        "precision": loaded.model.precision,
         "seconds": found.seconds,
         "symbols_per_second": found.symbols / found.seconds,
     }

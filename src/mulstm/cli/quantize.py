@@ -39,7 +39,8 @@ def command(
 
     file = checkpoint.find(model)
     target = output or default_path(file)
-    require_room(target, force, read=(file, against or ""), endings=(".safetensors",))
+    ours = output is None and target.is_file() and integer.is_one(target)  # made before, and made anew
+    require_room(target, force or ours, read=(file, against or ""), endings=(".safetensors",))
     loaded = checkpoint.load(file)
     made = quantize_checkpoint(loaded)
     facts: dict[str, Any] = {

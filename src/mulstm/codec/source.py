@@ -16,7 +16,7 @@ SUFFIX = ".integer.safetensors"
 
 
 def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
-    """The integer model, its file, and whether it had to be made; a run folder stands for its best model.
+    """The integer model, its file, and whether it had to be made; a run's folder stands for its model.
 
     What `mulstm quantize` left beside a checkpoint is taken if it was made from this very one.
     """
@@ -26,9 +26,9 @@ def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
     kept = default_path(file)
     with contextlib.suppress(CheckpointError):  # a damaged copy, or one of another arithmetic, is made again
         if kept.is_file() and integer.is_one(kept):
-            model, _ = integer.load(kept)
-            if model.parent == checkpoint.read_meta(file).get("fingerprint"):
-                return model, kept, False
+            parent = checkpoint.read_meta(file).get("fingerprint")
+            if checkpoint.read_meta(kept).get("parent") == parent:
+                return integer.load(kept)[0], kept, False
     return quantize_checkpoint(checkpoint.load(file)), file, True
 
 

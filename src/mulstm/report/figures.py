@@ -228,7 +228,8 @@ def _paint_curves(picture: Any, data: Any) -> None:
     first = [line["points"][max(0, len(line["points"]) // 20)][1] for line in data["lines"]]
     highest = min(max(first), lowest + 0.8)
     axes.set_ylim(lowest - 0.03, highest + 0.03)
-    seen = [minutes for line in data["lines"] for minutes, bits in line["points"] if bits <= highest]
+    every = [point for line in data["lines"] for point in line["points"]]
+    seen = [minutes for minutes, bits in every if bits <= highest] or [minutes for minutes, _ in every]
     axes.set_xlim(min(seen) * 0.6, max(seen) * 1.3)
     drawn = set()
     for line in data["lines"]:
