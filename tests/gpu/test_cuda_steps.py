@@ -21,7 +21,14 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+on_hopper = pytest.mark.usefixtures("hopper")
 SIZES = [(128, 1920), (256, 1920), (100, 2816), (256, 2816)]
+
+
+@pytest.fixture
+def hopper() -> None:
+    if cuda_driver.why_not(torch.device("cuda", 0)) is not None:
+        pytest.skip("not a Hopper GPU")
 
 
 def chunk_of(B: int, H: int, T: int = 4, m: bool = True) -> Chunk:
@@ -40,11 +47,10 @@ def chunk_of(B: int, H: int, T: int = 4, m: bool = True) -> Chunk:
     return Chunk(mx, x[..., H:], None, W_mh, W_zm, draw(B, H), c_0, mask, None, "standard")
 
 
+@on_hopper
 @pytest.mark.parametrize(("B", "H"), SIZES)
 @pytest.mark.parametrize("m", [True, False])
 def test_are_chosen_and_need_not_save(B: int, H: int, m: bool) -> None:
-    if cuda_driver.why_not(torch.device("cuda", 0)) is not None:
-        pytest.skip("not a Hopper GPU")
     chunk = chunk_of(B, H, m=m)
     plan = choice.plan_for(chunk)
     assert plan == plan_of(H, B, cuda=True)
@@ -55,11 +61,10 @@ def test_are_chosen_and_need_not_save(B: int, H: int, m: bool) -> None:
     assert not cuda_driver.failed(chunk.zx.device)
 
 
+@on_hopper
 @pytest.mark.parametrize(("B", "H"), SIZES)
 @pytest.mark.parametrize("m", [True, False])
 def test_find_rows_by_an_index(B: int, H: int, m: bool) -> None:
-    if cuda_driver.why_not(torch.device("cuda", 0)) is not None:
-        pytest.skip("not a Hopper GPU")
     chunk = chunk_of(B, H, m=m)
     indexed = choice.by_rows(chunk, torch.Generator("cuda").manual_seed(0))
     plan = choice.plan_for(indexed)
@@ -80,11 +85,10 @@ def test_find_rows_by_an_index(B: int, H: int, m: bool) -> None:
     assert torch.equal(short.da, back[0].da)
 
 
+@on_hopper
 @pytest.mark.parametrize("more", [{"stream": False}, {"share": 100}], ids=str)
 @pytest.mark.parametrize("B", [200, 256])
 def test_ways_to_memory_change_nothing(B: int, more: dict[str, Any]) -> None:
-    if cuda_driver.why_not(torch.device("cuda", 0)) is not None:
-        pytest.skip("not a Hopper GPU")
     chunk = chunk_of(B, 2816)
     plan = plan_of(2816, B, cuda=True)
     assert isinstance(plan.gates, Form)

@@ -86,17 +86,22 @@ def test_validation_does_not_touch_training(tiny: Tiny, tmp_path: Path) -> None:
     assert same(weights(often), weights(seldom))
 
 
-def test_early_stopping_keeps_the_best(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bits = iter([5.0, 4.0, 4.5, 4.2, 3.0])
-    real = train.evaluate
+def tell_validations(monkeypatch: pytest.MonkeyPatch, *bits: float) -> None:
+    """Has the validations of a run find these bits/char, one after the other."""
+    real, told = train.evaluate, iter(bits)
 
-    def told(*given: Any, **named: Any) -> Any:
+    def evaluate(*given: Any, **named: Any) -> Any:
         found = real(*given, **named)
         if "symbols" in named:  # during training
-            return replace(found, nats=next(bits) * math.log(2) * found.symbols)
+            return replace(found, nats=next(told) * math.log(2) * found.symbols)
         return found
 
-    monkeypatch.setattr(train, "evaluate", told)
+    monkeypatch.setattr(train, "evaluate", evaluate)
+
+
+def test_early_stopping_keeps_the_best(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = train.evaluate
+    tell_validations(monkeypatch, 5.0, 4.0, 4.5, 4.2, 3.0)
     record, folder = run(tiny("evaluate.every=2", "evaluate.patience=2"), tmp_path)
     assert record["updates"] == 8
     assert record["best_valid_update"] == 4
@@ -112,15 +117,8 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, tmp_path: Path, monkeypatch: 
 def test_a_folder_stands_for_the_model_of_its_record(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
-    real, bits = train.evaluate, iter([4.0, 5.0])
-
-    def told(*given: Any, **named: Any) -> Any:
-        found = real(*given, **named)
-        if "symbols" in named:  # during training
-            return replace(found, nats=next(bits) * math.log(2) * found.symbols)
-        return found
-
-    monkeypatch.setattr(train, "evaluate", told)
+    real = train.evaluate
+    tell_validations(monkeypatch, 4.0, 5.0)
     recipe = tiny("evaluate.every=6", f"evaluate.patience={patience}")
     record, folder = run(recipe, tmp_path)
     loaded = checkpoint.load(folder)

@@ -79,12 +79,11 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Measure a model: bits per character, and word perplexity where the corpus has words."""
-    import numpy as np
-
-    from mulstm import checkpoint, console, parallel, runs
+    from mulstm import checkpoint, console, parallel
     from mulstm.cli._terminal import shown
     from mulstm.cli._text import is_own, part_of
     from mulstm.evaluate import evaluate
+    from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
 
     if dynamic and lanes not in (None, 1):
@@ -109,8 +108,7 @@ def command(
         lanes = 1
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
         if losses is not None and found.losses is not None:
-            with runs.replacing(losses) as temporary, temporary.open("wb") as file:
-                np.save(file, found.losses)
+            write_npy(losses, found.losses)
     else:
         keep = losses or False
         lanes = lanes or (loaded.recipe.evaluate.final_lanes if is_own(loaded, text) else 10)
