@@ -19,7 +19,7 @@ from mulstm import checkpoint, console, optim, parallel, resume, runs, units
 from mulstm import job as jobs
 from mulstm import recipe as recipes
 from mulstm.errors import RunError
-from mulstm.evaluate import Evaluation, evaluate
+from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.job import Job
 from mulstm.nn import packed
 from mulstm.recipe import Recipe
@@ -248,12 +248,12 @@ def finish(job: Job) -> dict[str, Any]:
     measured: dict[str, Evaluation] = {}
 
     def measure() -> None:
-        for name in ("valid", "test"):
-            split = job.corpus.split(name)
-            if split.symbols_count:
-                if job.screen is not None:
-                    job.screen.note(f"measuring on all {split.symbols_count:,} symbols of the {name} part")
-                measured[name] = evaluate(model, split, recipe.evaluate.final_lanes, progress=_heed(job))
+        splits = [part for name in ("valid", "test") if (part := job.corpus.split(name)).symbols_count]
+        if job.screen is not None:
+            for part in splits:
+                job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
+        found = evaluate_together(model, splits, recipe.evaluate.final_lanes, progress=_heed(job))
+        measured.update(zip((part.name for part in splits), found, strict=True))
 
     started = time.perf_counter()
     try:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from mulstm import data
 from mulstm.data.corpus import Split
 from mulstm.errors import BackendError, DataError
-from mulstm.evaluate import Evaluation, evaluate
+from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.nn.model import LanguageModel
 from mulstm.ops import cuda_driver
 from mulstm.recipe import ModelRecipe
@@ -52,6 +52,29 @@ def test_every_symbol_once_in_text_order(model: LanguageModel, split: Split, lan
     np.testing.assert_allclose(found.losses, nats, rtol=0, atol=1e-4)
     assert found.nats == pytest.approx(nats.sum(), rel=1e-6)
     assert found.bits_per_char == pytest.approx(nats.mean() / np.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize(("lanes", "chunk"), [(1, 7), (10, 200), (7, 3), (2000, 4)])
+def test_together_as_each_alone(model: LanguageModel, text_file: Path, lanes: int, chunk: int) -> None:
+    corpus = data.load(text_file, split="50-10-40")
+    parts = [corpus.split("valid"), corpus.split("test")]
+    assert parts[0].symbols_count < parts[1].symbols_count
+    for order in (parts, parts[::-1]):
+        seen: list[int] = []
+        together = evaluate_together(
+            model, order, lanes, chunk, progress=lambda done, bits, seen=seen: seen.append(done)
+        )
+        for part, found in zip(order, together, strict=True):
+            assert found.symbols == part.symbols_count
+            assert found.nats == pytest.approx(
+                expected(model, part, min(lanes, found.symbols)).sum(), rel=1e-6
+            )
+        assert seen == sorted(seen)
+        assert all(done <= sum(part.symbols_count for part in parts) for done in seen)
+
+
+def test_nothing_together(model: LanguageModel) -> None:
+    assert evaluate_together(model, []) == []
 
 
 def test_a_text_of_another_alphabet(model: LanguageModel, text_file: Path) -> None:

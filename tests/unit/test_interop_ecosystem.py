@@ -80,6 +80,10 @@ def test_folders_that_do_not_hold_together(tmp_path: Path, capsys: pytest.Captur
     (folder / "config.json").write_text(json.dumps(config | {"surprise": 1}))
     with pytest.raises(CheckpointError, match="surprise differ"):
         hub.from_pretrained(folder)
+    for damaged in ("[1, 2]", "3", "[" * 20_000, "{"):
+        (folder / "config.json").write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+            hub.from_pretrained(folder)
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
         hub.from_pretrained(folder)
@@ -96,6 +100,26 @@ def test_a_name_that_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(hub, "_hub", lambda: SimpleNamespace(snapshot_download=refuse))
     with pytest.raises(CheckpointError, match='"nobody/nothing" is neither a folder nor a model'):
         hub.from_pretrained("nobody/nothing")
+
+
+def test_what_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    class Api:
+        def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
+            calls.append((name, private, exist_ok))
+            return f"https://hub.example/{name}"
+
+        def upload_folder(self, *, repo_id: str, folder_path: str, allow_patterns: list[str]) -> None:
+            calls.append((repo_id, folder_path, sorted(allow_patterns)))
+
+    monkeypatch.setattr(hub, "_hub", lambda: SimpleNamespace(HfApi=Api))
+    assert hub.push(tmp_path, "me/mine") == "https://hub.example/me/mine"
+    # Private unless asked otherwise, and nothing but the three files of a saved folder.
+    assert calls == [
+        ("me/mine", True, True),
+        ("me/mine", str(tmp_path), ["README.md", "config.json", "model.safetensors"]),
+    ]
 
 
 @pytest.mark.parametrize(

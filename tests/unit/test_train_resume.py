@@ -77,7 +77,7 @@ def test_interrupted_while_measuring_at_the_end(
 
     def finish(work: job.Job) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGTERM)
-        monkeypatch.setattr(train, "evaluate", lambda *g, progress, **n: progress(1, 1.0))
+        monkeypatch.setattr(train, "evaluate_together", lambda *g, progress, **n: progress(1, 1.0))
         return real(work)
 
     monkeypatch.setattr(train, "finish", finish)

@@ -52,8 +52,8 @@ def from_pretrained(
         raise CheckpointError(f"There is no {MODEL} in {place}. Give a folder that save_pretrained wrote.")
     loaded = checkpoint.load(place / MODEL, device)
     try:
-        stated = json.loads((place / CONFIG).read_text())
-    except (OSError, ValueError) as error:
+        stated = dict(json.loads((place / CONFIG).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{place / CONFIG} cannot be read ({error}). Save the model again.") from error
     expected = json.loads(json.dumps(_config(loaded)))
     if wrong := sorted(k for k in stated.keys() | expected.keys() if stated.get(k) != expected.get(k)):
