@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import quote
-from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +20,7 @@ from mulstm.job import Job
 from mulstm.nn import packed
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordChunk
+from mulstm.signals import SignalError, heeding, listening
 from mulstm.update import GraphedUpdate
 
 # Updates between two looks at the device: a look makes the host wait, which costs a GPU more.
@@ -72,7 +69,7 @@ def train(
             if tensorboard:
                 job.board = jobs.board(job.folder)
                 stack.callback(job.board.close)
-        stack.enter_context(_listening(job))
+        stack.enter_context(listening(job.signals))
         job.setup_seconds = time.perf_counter() - started
         if tell is not None:
             _introduce(job)
@@ -174,9 +171,11 @@ def validate(job: Job) -> float | None:
     def measure() -> float:
         try:
             split = job.corpus.split("valid")
-            found = evaluate(job.model, split, recipe.lanes, symbols=recipe.symbols, progress=_heed(job))
+            found = evaluate(
+                job.model, split, recipe.lanes, symbols=recipe.symbols, progress=heeding(job.signals)
+            )
             return found.bits_per_char
-        except _SignalError:
+        except SignalError:
             return -1.0
 
     bits = job.share.by_first(measure)
@@ -252,13 +251,13 @@ def finish(job: Job) -> dict[str, Any]:
         if job.screen is not None:
             for part in splits:
                 job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
-        found = evaluate_together(model, splits, recipe.evaluate.final_lanes, progress=_heed(job))
+        found = evaluate_together(model, splits, recipe.evaluate.final_lanes, progress=heeding(job.signals))
         measured.update(zip((part.name for part in splits), found, strict=True))
 
     started = time.perf_counter()
     try:
         job.share.by_first(measure)
-    except _SignalError:
+    except SignalError:
         raise _interrupted(job, "Interrupted while measuring the trained model", job.signals[0]) from None
     record = _record(job, measured, time.perf_counter() - started)
     record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
@@ -356,44 +355,6 @@ def _introduce(job: Job) -> None:
         f"{job.total:,} updates of {recipe.train.lanes} x {recipe.train.chunk} symbols; "
         f"{job.hardware}, {recipe.train.precision}, backend {job.backend}"
     )
-
-
-@contextlib.contextmanager
-def _listening(job: Job) -> Iterator[None]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP is noted for the loop; a second one acts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def hear(signum: int, frame: FrameType | None) -> None:
-        job.signals.append(signum)
-        signal.signal(signum, before[signal.Signals(signum)])
-
-    kinds = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else: nohup
-        kinds.append(signal.SIGHUP)
-    before = {kind: signal.getsignal(kind) for kind in kinds}
-    for kind in kinds:
-        signal.signal(kind, hear)
-    try:
-        yield
-    finally:
-        for kind in kinds:
-            signal.signal(kind, before[kind])
-
-
-class _SignalError(Exception):
-    """Ends an evaluation when a signal has come."""
-
-
-def _heed(job: Job) -> Callable[[int, float], None]:
-    """For evaluations, which may be long."""
-
-    def check(done: int, bits: float) -> None:
-        if job.signals:
-            raise _SignalError
-
-    return check
 
 
 def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
