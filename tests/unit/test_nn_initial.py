@@ -72,6 +72,18 @@ def test_start_repeats_with_the_generator_and_scales() -> None:
         a.initialise(InitRecipe(input="xavier"))
 
 
+def test_blocks_that_are_orthogonal_by_themselves() -> None:
+    H = 12
+    init = InitRecipe(recurrent="orthogonal-blocks", recurrent_scale=0.7)
+    layer = LanguageModel(ModelRecipe(hidden=H), 5, init=init).stack[0]
+    W_mh, W_zm = layer.get_parameter("W_mh").detach(), layer.get_parameter("W_zm").detach()
+    for block in (W_mh, *W_zm.chunk(4)):
+        torch.testing.assert_close(block.T @ block, 0.49 * torch.eye(H))
+    # The paper's footnote: two of them make a product of spectral radius 0.49.
+    assert float(torch.linalg.eigvals(W_zm[:H] @ W_mh).abs().max()) == pytest.approx(0.49, rel=1e-5)
+    assert not torch.allclose(W_zm[:H], W_zm[H : 2 * H], atol=0.1)
+
+
 def test_a_tensor_rnn_starts_with_orthogonal_matrices() -> None:
     W = LanguageModel(ModelRecipe(cell="tensor-rnn", hidden=6), 4).stack[0].get_parameter("W_hh")
     torch.testing.assert_close(W @ W.transpose(1, 2), torch.eye(6).expand(4, 6, 6))

@@ -65,5 +65,10 @@ def _draw(W: Tensor, kind: str, scale: float, generator: torch.Generator | None)
         W.copy_(_empty(W, generator).normal_(0, 1, generator=generator) * scale)
     elif kind == "orthogonal":
         W.copy_(nn.init.orthogonal_(_empty(W, generator), gain=scale, generator=generator))
+    elif kind == "orthogonal-blocks":
+        for block in torch.split(W, W.shape[1]):
+            _draw(block, "orthogonal", scale, generator)
     else:
-        raise RecipeError(f"There is no initialisation {kind!r}. Choose orthogonal or gaussian.")
+        raise RecipeError(
+            f"There is no initialisation {kind!r}. Choose orthogonal, orthogonal-blocks or gaussian."
+        )

@@ -27,7 +27,8 @@ class ModelRecipe:
 class InitRecipe:
     """Where the parameters start."""
 
-    recurrent: str = "orthogonal"  # orthogonal | gaussian: W_mh and W_zm
+    # orthogonal | orthogonal-blocks (each block of W_zm by itself) | gaussian: W_mh and W_zm
+    recurrent: str = "orthogonal"
     recurrent_scale: float = 1.0
     input: str = "orthogonal"  # W_mx and W_zx
     input_scale: float = 1.0
