@@ -1,6 +1,7 @@
 """Every recipe in the package, found by walking: it loads, builds, and has the paper's parameters."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,13 @@ def test_the_authors_length_of_training() -> None:
     assert 90_000_000 // (large.train.lanes * large.train.chunk) * large.train.epochs == 180_000
     first = recipe.load("hutter/mlstm-rmsprop")
     assert 95_000_000 // (first.train.lanes * first.train.chunk) * first.train.epochs == 38_000
+
+
+def test_the_product_of_both_recurrent_matrices_starts_as_the_footnote_says() -> None:
+    """A spectral radius of 0.7 x 0.7 for the multiplicative LSTM, 0.5 for the MI-LSTM's one matrix."""
+    for name, radius in (("hutter/mlstm", 0.49), ("hutter/milstm", 0.5)):
+        one = recipe.load(name)
+        layer = LanguageModel(replace(one.model, hidden=64), 8, init=one.init).stack[0]
+        W = layer.get_parameter("W_zm").detach()[:64]
+        W = W @ layer.get_parameter("W_mh").detach() if one.model.cell == "mlstm" else W
+        assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(radius, rel=1e-5)
