@@ -76,10 +76,8 @@ def test_rows_are_named_after_their_table(name: str) -> None:
         assert one.data.alphabet == "corpus"
 
 
-# Other readings of a row ("-text", "-matched") need none of their own.
-@pytest.mark.parametrize(
-    "name", [n for n in NAMES if "/" in n and not n.endswith(("-fast", "-text", "-matched"))]
-)
+# The fast stacked LSTM is the matched one with another optimiser, so "-matched" has none of its own.
+@pytest.mark.parametrize("name", [n for n in NAMES if "/" in n and not n.endswith(("-fast", "-matched"))])
 def test_every_row_has_a_fast_recipe_of_the_same_model(name: str) -> None:
     slow, fast = recipe.load(name), recipe.load(f"{name}-fast")
     assert fast.paper == slow.paper
