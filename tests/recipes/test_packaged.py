@@ -4,10 +4,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from mulstm import recipe
+from mulstm.data import Alphabet, Lanes, Split
+from mulstm.data.text import Text
 from mulstm.nn.model import LanguageModel
 
 FOLDER = Path(recipe.__file__).parents[1] / "recipes"
@@ -101,10 +104,17 @@ def test_the_size_figure_compares_equals(size: str) -> None:
 
 
 def test_the_authors_length_of_training() -> None:
-    large = recipe.load("hutter/mlstm-emb-wn-vd-large")
-    assert 90_000_000 // (large.train.lanes * large.train.chunk) * large.train.epochs == 180_000
-    first = recipe.load("hutter/mlstm-rmsprop")
-    assert 95_000_000 // (first.train.lanes * first.train.chunk) * first.train.epochs == 38_000
+    """180,000 and 38,000 updates, less one an epoch: their last target is the first byte that is held out."""
+    text = Text([np.zeros(2, dtype=np.uint8)])
+    for name, stop, updates, epochs in (
+        ("hutter/mlstm-emb-wn-vd-large", 90_000_000, 180_000, 40),
+        ("hutter/mlstm-rmsprop", 95_000_000, 38_000, 4),
+    ):
+        train = recipe.load(name).train
+        split = Split("enwik8", "train", Alphabet.bytes(), text, 1, stop)
+        chunks = len(Lanes(split, train.lanes, train.chunk, trim=True, block=train.block))
+        assert train.epochs == epochs
+        assert epochs * (chunks + 1) == updates
 
 
 def test_the_product_of_both_recurrent_matrices_starts_as_the_footnote_says() -> None:
