@@ -113,8 +113,8 @@ def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 def _notes(table: Table, records: Sequence[Record]) -> list[str]:
     if table.name == "wikitext2":
         return [
-            "Perplexity is 2 to the power of bits/byte x bytes/words, with the paper's counts: 1,256,449 "
-            "bytes and 245,569 words in test, 1,121,681 and 217,646 in valid."
+            "Perplexity is 2 to the power of bits/byte x bytes/words, with the paper's counts for test "
+            "(1,256,449 bytes, 245,569 words) and ours for valid, counted alike (1,121,681 and 217,646)."
         ]
     if table.name == "ptb":
         symbols = sorted({r["test_symbols"] for r in records if r["table"] == "ptb"})
