@@ -104,6 +104,11 @@ def test_evaluate(call: Call, trained: Path, tmp_path: Path) -> None:
     assert found["symbols"] == 300
     assert found["word_perplexity"] is None
     assert np.load(losses).mean() / np.log(2) == pytest.approx(found["bits_per_char"], rel=1e-5)
+    by_words = json.loads(call("evaluate", trained, "--lanes", 5, "--words", "--json", "-q").out)["by_words"]
+    assert by_words["nats"] + by_words["spaces_nats"] == pytest.approx(found["nats"], rel=1e-5)
+    assert by_words["perplexity"] == pytest.approx(np.exp(by_words["nats"] / by_words["count"]))
+    told = call("evaluate", trained, "--words", "-q")
+    assert f"by the bytes of {by_words['count']:,} words and newlines" in told.out
     code, out, _ = call("evaluate", trained, "--split", "valid", "-q")
     assert code == 0
     assert "bits/char on 300 symbols of made.txt (valid)" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from mulstm.cli._output import Force, require_room
 
 if TYPE_CHECKING:
     from mulstm.evaluate import Evaluation
+    from mulstm.words import WordCosts
 
 
 def command(
@@ -45,6 +47,10 @@ def command(
         Path | None,
         typer.Option("--losses", help="Write each symbol's loss in nats, in text order, to this .npy."),
     ] = None,
+    words: Annotated[
+        bool,
+        typer.Option("--words", help="Also multiply the probabilities of each word's bytes and of its end."),
+    ] = False,
     force: Force = False,
     precision: Precision = "fp32",
     backend: Annotated[str, typer.Option("--backend", help='See "mulstm info".')] = "auto",
@@ -85,6 +91,7 @@ def command(
     from mulstm.evaluate import evaluate
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
+    from mulstm.words import word_costs
 
     if dynamic and lanes not in (None, 1):
         raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
@@ -110,7 +117,7 @@ def command(
         if losses is not None and found.losses is not None:
             write_npy(losses, found.losses)
     else:
-        keep = losses or False
+        keep = losses or words
         lanes = lanes or (loaded.recipe.evaluate.final_lanes if is_own(loaded, text) else 10)
         measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)
         found = _watched(total, quiet, measure)
@@ -131,6 +138,10 @@ def command(
     }
     if dynamic:
         result |= _dynamic.facts(settings)
+    costs = None
+    if words and found.losses is not None:
+        costs = word_costs(part.raw()[: found.symbols], found.losses)
+        result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
     if as_json:
         console.result_json(result)
     else:
@@ -139,8 +150,22 @@ def command(
         if found.word_perplexity is not None:
             line += f", word perplexity {found.word_perplexity:.2f} on {found.words:,} words"
         console.result(line + (", dynamic" if dynamic else ""))
+        if words:
+            console.result(_told(costs))
     if record is not None:  # last, so that a full disk does not take the figures with it
         add_dynamic(record, _dynamic.for_record(found, settings, moving))
+
+
+def _told(costs: WordCosts | None) -> str:
+    from mulstm.units import bits
+
+    if costs is None:
+        return "there are no words in it"
+    line = f"word perplexity {costs.perplexity:.2f} by the bytes of {costs.count:,} words and newlines"
+    if costs.spaces:
+        each = bits(costs.spaces_nats) / costs.spaces
+        line += f", without the {costs.spaces:,} other spaces ({each:.3f} bits each)"
+    return line
 
 
 def _watched(total: int, quiet: bool, measure: Callable[..., Evaluation]) -> Evaluation:

@@ -20,10 +20,9 @@ from mulstm.packing import LANES, Symbols, picked, run
 from mulstm.predict import impossible
 from mulstm.records import Record
 from mulstm.units import bits, perplexity
+from mulstm.words import SPACES
 
 __all__ = ["Score", "Word", "score", "scores", "total", "words"]
-
-SPACES = b" \t\n\r\v\f"
 
 
 @dataclass(frozen=True)
