@@ -20,10 +20,19 @@ pytestmark = [
 
 # So wide that pairs of lane and symbol pay; chunks so short that their number varies.
 PAIRS = ("model.hidden=600", "train.lanes=4", "train.chunk=60")
+# The authors' first set-up: the state after an update is computed again with the new weights.
+FIRST = (
+    "optimiser.name=rmsprop-normalised",
+    "optimiser.rate=0.2",
+    "optimiser.beta2=0.9",
+    "train.refresh=true",
+)
 
 
 @pytest.mark.parametrize(
-    ("precision", "more", "graphs"), [("fp32", (), 1), ("bf16", (), 1), ("bf16", PAIRS, 2)]
+    ("precision", "more", "graphs"),
+    [("fp32", (), 1), ("bf16", (), 1), ("bf16", PAIRS, 2), ("fp32", FIRST, 1), ("bf16", FIRST, 1)],
+    ids=["fp32", "bf16", "pairs", "rmsprop-fp32", "rmsprop-bf16"],
 )
 def test_a_run_stops_goes_on_and_is_read_on_a_cpu(
     tiny: Tiny,
