@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mulstm import recipe as recipes
 from mulstm import runs
-from mulstm.errors import RecipeError
+from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
-from mulstm.report.records import publish, read
+from mulstm.report.records import place, publish, read_one
 from mulstm.train import train
 
 KINDS = ("faithful", "fast")
@@ -55,6 +55,8 @@ def reproduce(
 
 
 def _is_measured(results: Path, recipe: Recipe) -> bool:
-    """Whether a complete record of the recipe and its seed is there."""
-    of_recipe = [r for r in read(results) if r["recipe"] == recipe.name]
-    return any(r["complete"] and r["seed"] == recipe.train.seed for r in of_recipe)
+    """Whether a complete record of the recipe and its seed is there; a damaged one is made again."""
+    try:
+        return bool(read_one(place(results, recipe.name, recipe.train.seed))["complete"])
+    except RunError:
+        return False

@@ -273,6 +273,75 @@ def test_records_that_are_none(results: Path) -> None:
     path.write_text('{"recipe": "hutter/mlstm"}')
     with pytest.raises(RunError, match="lacks table, row, seed"):
         records.read(results)
+    for text in ("3", "null", "[1, 2]"):
+        path.write_text(text)
+        with pytest.raises(RunError, match="holds no JSON object"):
+            records.read(results)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("parameters", "20M", 'parameters "20M", which is not a whole number'),
+        ("test_bits_per_char", "abc", 'test_bits_per_char "abc", which is not a number or null'),
+        ("test_bits_per_char", math.nan, "test_bits_per_char NaN"),
+        ("train_seconds", None, "train_seconds null, which is not a number"),
+        ("hardware", None, "hardware null, which is not text"),
+        ("complete", 1, "complete 1, which is not true or false"),
+        ("test_word_perplexity", "88", 'test_word_perplexity "88"'),
+        ("kind", 5, "kind 5, which is not text"),
+    ],
+)
+def test_records_of_another_kind(results: Path, key: str, value: object, words: str) -> None:
+    path = add(results, "hutter/mlstm", 1.4, **{key: value})
+    with pytest.raises(RunError) as caught:
+        records.read(results)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_curves_of_another_kind(results: Path) -> None:
+    curve = add(results, "hutter/mlstm", 1.4).with_suffix(".jsonl")
+    for line in ('{"update": 1, "valid_bits_per_char": 1.4}', '{"update": 1, "valid_bits_per_char": "x"}'):
+        curve.write_text(f"{line}\n")
+        with pytest.raises(RunError, match=r"seed1\.jsonl has (seconds null|valid_bits_per_char .x.), which"):
+            records.read(results)
+
+
+def test_a_copy_beside_a_record_is_no_second_seed(results: Path) -> None:
+    path = add(results, "hutter/mlstm", 1.4)
+    path.with_name("seed1-copy.json").write_text(path.read_text())
+    assert len(records.read(results)) == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "holds no JSON object"),
+        ("{}", "by_delay is not five pairs"),
+        ('{"by_delay": [[6, 6], [2, 2]]}', "by_delay is not five pairs"),
+        ('{"by_delay": [[6, 6], [2, 2], [2, 2], [2, 2], [2, NaN]]}', "by_delay is not five pairs"),
+        ('{"by_delay": [[6, 6], [2, 2], [2, 2], [2, 2], [2, 2]], "share": 0.2}', "share 0.2"),
+        ('{"by_delay": [[6, 6], [2, 2], [2, 2], [2, 2], [2, 2]], "corpus": "my.txt"}', 'corpus "my.txt"'),
+    ],
+)
+def test_surprises_that_are_not_the_papers(results: Path, found: str, words: str) -> None:
+    path = results / "hutter" / "surprise.json"
+    path.parent.mkdir()
+    path.write_text(found)
+    with pytest.raises(RunError) as caught:
+        report.write(results, None)
+    assert words in str(caught.value)
+    assert f"mulstm surprise MLSTM LSTM --json > {path}" in str(caught.value)
+
+
+def test_a_damaged_benchmark_is_told(results: Path) -> None:
+    (results / "bench").mkdir()
+    for text in ("{", "[]"):
+        (results / "bench" / "h200.json").write_text(text)
+        with pytest.raises(RunError, match=r"h200\.json (is not JSON|holds no JSON object)\. Make it again"):
+            report.write(results, None)
 
 
 def test_csv_and_json_hold_the_same(results: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 from mulstm import runs
 from mulstm.errors import RunError
-from mulstm.report import bench, figures, records, tables
+from mulstm.report import bench, figures, paper, records, tables
 from mulstm.report.figures import learning_curve
 from mulstm.report.records import Record, publish
 
@@ -81,5 +83,22 @@ def _surprise(results: Path) -> tables.Surprise | None:
     path = results / "hutter" / "surprise.json"
     if not path.is_file():
         return None
-    found: tables.Surprise = json.loads(path.read_text())
+    remedy = f'Make it again: "mulstm surprise MLSTM LSTM --json > {path}".'
+    found: tables.Surprise = records.read_object(path, remedy)
+    asked = {"share": 0.1, "corpus": "enwik8", "split": "test"}
+    wrong = [
+        f"{key} {records.shown(found[key])}" for key in asked if found.get(key, asked[key]) != asked[key]
+    ]
+    if not _is_pairs(found.get("by_delay"), len(paper.SURPRISE_MLSTM)):
+        wrong.append("by_delay is not five pairs of numbers")
+    if wrong:
+        raise RunError(f"{path} does not hold what the paper's figure shows ({'; '.join(wrong)}). {remedy}")
     return found
+
+
+def _is_pairs(value: Any, count: int) -> bool:
+    """Whether it is a list of so many pairs of numbers."""
+    if not isinstance(value, list) or len(value) != count:
+        return False
+    flat = [bits for pair in value if isinstance(pair, list) and len(pair) == 2 for bits in pair]
+    return len(flat) == 2 * count and all(type(b) in (int, float) and math.isfinite(b) for b in flat)

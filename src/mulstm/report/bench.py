@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mulstm.report import musts
 from mulstm.report.figures import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION, Figure
+from mulstm.report.records import read_object
 from mulstm.report.tables import grid
 
 Rows = list[dict[str, Any]]
@@ -34,6 +34,7 @@ WHO = {
     "flashrnn": "FlashRNN",
     "mlstm, initial unit": "initial unit, one graph",
 }
+AGAIN = "Make it again with mulstm bench."
 MEAN_OF = 10  # updates, in the lower half of the figure of losses
 
 
@@ -43,8 +44,8 @@ def _machines(results: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, An
         if path.name.startswith("losses-"):
             continue
         beside = path.with_name(f"losses-{path.name}")
-        losses = json.loads(beside.read_text()) if beside.is_file() else None
-        yield path.stem, json.loads(path.read_text()), losses
+        losses = read_object(beside, AGAIN) if beside.is_file() else None
+        yield path.stem, read_object(path, AGAIN), losses
 
 
 def figures(results: Path) -> list[Figure]:

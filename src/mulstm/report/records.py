@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,25 +14,36 @@ from typing import Any
 from mulstm import runs
 from mulstm.errors import RunError
 
-KEYS = (
-    "recipe",
-    "table",
-    "row",
-    "seed",
-    "parameters",
-    "complete",
-    "valid_bits_per_char",
-    "test_bits_per_char",
-    "test_symbols",
-    "evaluate_lanes",
-    "epochs",
-    "updates",
-    "train_seconds",
-    "hardware",
-    "precision",
-    "backend",
-    "commit",
-)
+WHAT: dict[str, tuple[str, tuple[type, ...]]] = {  # a value's kind, and the types it may have
+    "text": ("text", (str,)),
+    "count": ("a whole number", (int,)),
+    "flag": ("true or false", (bool,)),
+    "number": ("a number", (int, float)),
+    "score": ("a number or null", (int, float, type(None))),
+}
+KINDS = {
+    "recipe": "text",
+    "table": "text",
+    "row": "text",
+    "seed": "count",
+    "parameters": "count",
+    "complete": "flag",
+    "valid_bits_per_char": "score",
+    "test_bits_per_char": "score",
+    "test_symbols": "count",
+    "evaluate_lanes": "count",
+    "epochs": "number",
+    "updates": "count",
+    "train_seconds": "number",
+    "hardware": "text",
+    "precision": "text",
+    "backend": "text",
+    "commit": "text",
+}
+KEYS = tuple(KINDS)
+SCORES = ("_bits_per_char", "_word_perplexity")  # how keys that not every record has may end
+FILE = re.compile(r"seed\d+\.json")
+AGAIN = "Make it again from its run with mulstm reproduce."
 DYNAMIC = "dynamic_"  # keys of dynamic evaluation begin so
 CURVE_LINES = 200
 
@@ -67,24 +80,57 @@ class Record:
 
 
 def read(results: Path) -> list[Record]:
-    """Every record under results/<table>/<recipe>/, in the order of their paths."""
-    return [read_one(path) for path in sorted(results.rglob("seed*.json")) if path.parent != results]
+    """Every record under results/<table>/<recipe>/, in the order of their paths; copies of other names no."""
+    found = (path for path in sorted(results.rglob("seed*.json")) if FILE.fullmatch(path.name))
+    return [read_one(path) for path in found if path.parent != results]
 
 
 def read_one(path: Path) -> Record:
-    """The record in a file."""
+    """The record in a file, with its curve where one is beside it."""
+    values = read_object(path, AGAIN)
+    missing = [key for key in KEYS if key not in values]
+    if missing:
+        raise RunError(f"{path} lacks {', '.join(missing)}. {AGAIN}")
+    more = {key: "score" for key in values if key.endswith(SCORES)} | {"kind": "text", "reason": "text"}
+    for key, kind in (more | KINDS).items():
+        _require(path, key, values.get(key, ""), kind)
+    curve = path.with_suffix(".jsonl")
+    lines = tuple(runs.read_log(curve))
+    for line in lines:
+        _require(curve, "valid_bits_per_char", line.get("valid_bits_per_char"), "score")
+        if line.get("valid_bits_per_char") is not None:
+            _require(curve, "seconds", line.get("seconds"), "number")
+    return Record(values, lines)
+
+
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file."""
     try:
         values = json.loads(path.read_text())
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}). Give the file of a record.") from None
     except (ValueError, RecursionError):
-        raise RunError(f"{path} is not JSON. Make it again from its run with mulstm reproduce.") from None
-    missing = [key for key in KEYS if key not in values]
-    if missing:
-        raise RunError(
-            f"{path} lacks {', '.join(missing)}. Make it again from its run with mulstm reproduce."
-        )
-    return Record(values, tuple(runs.read_log(path.with_suffix(".jsonl"))))
+        raise RunError(f"{path} is not JSON. {remedy}") from None
+    if not isinstance(values, dict):
+        raise RunError(f"{path} holds no JSON object. {remedy}")
+    return values
+
+
+def _require(path: Path, key: str, value: Any, kind: str) -> None:
+    words, types = WHAT[kind]
+    if type(value) not in types or (isinstance(value, float) and not math.isfinite(value)):
+        raise RunError(f"{path} has {key} {shown(value)}, which is not {words}. {AGAIN}")
+
+
+def shown(value: Any) -> str:
+    """A value as JSON has it, in short."""
+    text = json.dumps(value)
+    return text if len(text) < 40 else f"{text[:36]} ..."
+
+
+def place(results: Path, recipe: str, seed: int) -> Path:
+    """Where the record of a recipe's run is kept."""
+    return results / recipe / f"seed{seed}.json"
 
 
 def publish(run: Path, results: Path) -> Path:
@@ -93,7 +139,7 @@ def publish(run: Path, results: Path) -> Path:
         values = json.loads((run / "metrics.json").read_text())
     except (OSError, ValueError, RecursionError):
         raise RunError(f"{run} has no record yet. Let the run finish: mulstm train --resume {run}.") from None
-    path = Path(results, values["recipe"], f"seed{values['seed']}.json")
+    path = place(results, values["recipe"], values["seed"])
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = thinned(runs.read_log(run))
     runs.write_atomic(path.with_suffix(".jsonl"), "".join(runs.json_line(line) for line in lines))
