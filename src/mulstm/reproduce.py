@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
 from mulstm.report.records import place, publish, read_one
-from mulstm.train import train
+from mulstm.train import RunInterruptedError, train
 
 KINDS = ("faithful", "fast")
 
@@ -23,10 +24,17 @@ def rows(table: str, row: str = "", kinds: Sequence[str] = KINDS) -> list[Recipe
     if not of_table:
         tables = sorted({r.table for r in map(recipes.load, recipes.names()) if r.table})
         raise RecipeError(f"There is no table {table!r}. Choose one of: {', '.join(tables)}.")
-    found = [r for r in of_table if (not row or r.row == row) and r.kind in kinds]
-    if not found:
+    of_row = [r for r in of_table if not row or r.row == row]
+    if not of_row:
         known = sorted({r.row for r in of_table})
         raise RecipeError(f"The table {table} has no row {row!r}. Choose one of: {', '.join(known)}.")
+    found = [r for r in of_row if r.kind in kinds]
+    if not found:
+        others = sorted({r.kind for r in of_row})
+        raise RecipeError(
+            f"The row {row} of {table} has no {' or '.join(kinds)} recipe. Leave --{' and --'.join(kinds)} "
+            f"out: it has a {' and a '.join(others)} one."
+        )
     return found
 
 
@@ -41,17 +49,41 @@ def reproduce(
     note: Callable[[str], None] = print,
 ) -> list[Path]:
     """The records of the runs made now; what has a complete record already is left as it is."""
+    asked = [
+        replace(recipe, train=replace(recipe.train, seed=seed))
+        for recipe in chosen
+        for seed in seeds or (recipe.train.seed,)
+    ]
+    # What would be told after hours of training is told before.
+    for recipe in asked:
+        recipes.check(recipe)
+    _require_writable(results)
     made = []
-    for recipe in chosen:
-        for seed in seeds or (recipe.train.seed,):
-            seeded = replace(recipe, train=replace(recipe.train, seed=seed))
-            if _is_measured(results, seeded):
-                note(f"{recipe.name}, seed {seed}: measured already.")
-                continue
-            note(f"{recipe.name}, seed {seed}")
-            _, folder = train(seeded, runs_dir=runs_dir, data_dir=data_dir, device=device, resume_from="auto")
-            made.append(publish(folder, results))
+    for recipe in asked:
+        what = f"{recipe.name}, seed {recipe.train.seed}"
+        if _is_measured(results, recipe):
+            note(f"{what}: measured already.")
+            continue
+        note(what)
+        try:
+            _, folder = train(recipe, runs_dir=runs_dir, data_dir=data_dir, device=device, resume_from="auto")
+        except RunInterruptedError as stop:
+            remedy = "Give the same command again: it goes on there."
+            raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
+        made.append(publish(folder, results))
     return made
+
+
+def _require_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunError(
+            f"Nothing can be written into {folder} ({error.strerror}). "
+            "Choose another place for records and tables with --results."
+        ) from None
 
 
 def _is_measured(results: Path, recipe: Recipe) -> bool:

@@ -34,9 +34,9 @@ INCIDENTAL = ("train.seed", "train.precision")
 class RunInterruptedError(RunError):
     """A signal ended the run; its state was saved first."""
 
-    def __init__(self, message: str, signum: int) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + signum
+    def __init__(self, what: str, remedy: str, signum: int) -> None:
+        super().__init__(f"{what}; everything is saved. {remedy}")
+        self.what, self.signum, self.exit_code = what, signum, 128 + signum
 
 
 def train(
@@ -358,9 +358,7 @@ def _introduce(job: Job) -> None:
 
 
 def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
-    return RunInterruptedError(
-        f'{what}; everything is saved. Go on with "mulstm train --resume {quote(str(job.folder))}".', signum
-    )
+    return RunInterruptedError(what, f'Go on with "mulstm train --resume {quote(str(job.folder))}".', signum)
 
 
 def _diverged(job: Job, what: str) -> RunError:

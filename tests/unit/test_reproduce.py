@@ -10,7 +10,9 @@ import pytest
 
 from mulstm import recipe as recipes
 from mulstm import reproduce, runs
+from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
+from mulstm.train import RunInterruptedError
 
 SCORES = {"valid_bits_per_char": 1.4, "test_bits_per_char": 1.41}
 
@@ -57,3 +59,36 @@ def test_a_record_that_does_not_count_is_made_again(trained: list[str], text: st
     assert reproduce.reproduce(rows, note=lambda _: None) == [path]
     assert path.read_text() == whole
     assert len(trained) == 2
+
+
+def test_rows_that_are_not_there() -> None:
+    with pytest.raises(RecipeError, match=r"no table 'huter'\. Choose one of: hutter, ptb, text8, wikitext2"):
+        reproduce.rows("huter")
+    with pytest.raises(RecipeError, match=r"no row 'mlstm-fast'\. Choose one of: .*, milstm, mlstm, "):
+        reproduce.rows("hutter", "mlstm-fast")
+    with pytest.raises(RecipeError, match=r"has no fast recipe\. Leave --fast out: it has a faithful one"):
+        reproduce.rows("hutter", "lstm-stacked-matched", ("fast",))
+
+
+def test_an_interrupted_table_goes_on_with_the_same_command(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(recipe: Recipe, **more: Any) -> None:
+        raise RunInterruptedError("Interrupted at update 5 of 9", "Go on with something else.", 2)
+
+    monkeypatch.setattr(reproduce, "train", stopped)
+    with pytest.raises(RunInterruptedError) as caught:
+        reproduce.reproduce(reproduce.rows("ptb"), note=lambda _: None)
+    assert str(caught.value) == (
+        "Interrupted at update 5 of 9; everything is saved. Give the same command again: it goes on there."
+    )
+    assert caught.value.exit_code == 130
+
+
+def test_what_cannot_be_is_told_before_any_training(trained: list[str]) -> None:
+    rows = reproduce.rows("ptb")
+    with pytest.raises(RecipeError, match=r"train\.seed = -1"):
+        reproduce.reproduce(rows, seeds=(1, -1), note=lambda _: None)
+    with pytest.raises(RunError, match=r"Nothing can be written into /proc \(.*\)\. Choose another place"):
+        reproduce.reproduce(rows, results=Path("/proc"), note=lambda _: None)
+    assert trained == []

@@ -12,7 +12,12 @@ from mulstm.cli._options import DataDir, Device, RunsDir
 
 def command(
     table: Annotated[str, typer.Argument(help="hutter, text8, wikitext2 or ptb.")],
-    row: Annotated[str, typer.Option("--row", help='One row only; "mulstm recipes" lists them.')] = "",
+    row: Annotated[
+        str,
+        typer.Option(
+            "--row", help='One row only; named as its recipe in "mulstm recipes", without table and -fast.'
+        ),
+    ] = "",
     fast: Annotated[bool, typer.Option("--fast", help="Only our recipes.")] = False,
     faithful: Annotated[bool, typer.Option("--faithful", help="Only the authors' settings.")] = False,
     seed: Annotated[
@@ -28,13 +33,15 @@ def command(
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
-    """Train what a table of the paper still lacks, then write the tables and figures."""
+    """Train what a table of the paper still lacks, then write the tables and figures.
+
+    Interrupted, the same command goes on where it was.
+    """
     from mulstm import console, report
     from mulstm.reproduce import KINDS, reproduce, rows
 
     asked = {"fast": fast, "faithful": faithful}
     chosen = rows(table, row, [kind for kind in KINDS if asked[kind]] or KINDS)
-    results.mkdir(parents=True, exist_ok=True)  # a place that cannot be had is told before any training
     if not report_only:
         reproduce(
             chosen,
@@ -45,5 +52,6 @@ def command(
             device=device,
             note=console.note,
         )
+    results.mkdir(parents=True, exist_ok=True)
     for path in report.write(results, report.page_beside(results)):
         console.result(str(path))
