@@ -1,5 +1,6 @@
 """Reports: tables and figures follow from the records, and say when they no longer do."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_no_records_at_all(results: Path) -> None:
     page = markdown(results)
     for table in paper.TABLES:
         assert f"## {table.title}: {table.unit}" in page
-    assert "Runs that were cut short" not in page
+    assert "Runs that are not counted" not in page
     assert "not run yet" in tables.readme([])
 
 
@@ -102,10 +103,10 @@ def test_rows_without_a_fast_recipe_do_not_wait_for_one(results: Path) -> None:
     ]
 
 
-def test_runs_cut_short_stand_apart(results: Path) -> None:
+def test_runs_that_do_not_count_stand_apart(results: Path) -> None:
     add(results, "hutter/mlstm", 1.5, complete=False, reason="half an hour was over", epochs=9.5)
     page = markdown(results)
-    assert cells(page, "**unregularised mLSTM**")[3] == "cut short"
+    assert cells(page, "**unregularised mLSTM**")[3] == "not counted"
     assert cells(page, "hutter/mlstm")[1:] == [
         "1",
         "9.5",
@@ -115,7 +116,50 @@ def test_runs_cut_short_stand_apart(results: Path) -> None:
         "some GPU",
         "half an hour was over",
     ]
-    assert page.index("## Runs that were cut short") > page.index("## Dynamic evaluation")
+    assert page.index("## Runs that are not counted") > page.index("## Dynamic evaluation")
+
+
+def test_curves_that_do_not_count_say_so(results: Path) -> None:
+    def labels() -> list[str]:
+        drawn = {f.name: f.data for f in figures.all_of(records.read(results), None)}
+        return [
+            line["label"]
+            for name in ("learning-curves-hutter", "time-to-quality")
+            for line in drawn[name]["lines"]
+        ]
+
+    name = "hutter/mlstm-emb-wn-vd-fast"
+    add(results, name, 1.5, complete=False, reason="another rate")
+    assert labels() == ["mLSTM +emb +WN +VD, fast (not counted)", "22M fast (not counted), some GPU"]
+    add(results, name, 1.3, seed=2)
+    assert labels() == ["mLSTM +emb +WN +VD, fast", "22M fast, some GPU"]
+
+
+def test_what_the_fast_recipe_trains_is_named_where_it_is_another_model(results: Path) -> None:
+    add(results, "ptb/mlstm-fast", 1.25)
+    add(results, "ptb/mlstm", 1.35)
+    title = "unregularised mLSTM (older versions of the paper)"
+    assert f"**{title}; fast: mLSTM +emb +WN +VD**" in markdown(results)
+    assert f"Penn Treebank: {title}; fast: mLSTM +emb +WN +VD |" in tables.readme(records.read(results))
+    (figure,) = [f for f in figures.all_of(records.read(results), None) if f.name == "learning-curves-ptb"]
+    assert [line["label"] for line in figure.data["lines"]] == [
+        "mLSTM +emb +WN +VD, fast",
+        f"{title}, faithful",
+    ]
+    for line in paper.PTB.lines:
+        assert line.fast == recipe.load(f"ptb/{line.row}-fast").title
+
+
+def test_names_of_close_levels_are_apart(results: Path) -> None:
+    levels = {"a": 1.40, "b": 1.42, "c": 1.44}
+    with figures._canvas((7.6, 4.6)) as picture:
+        axes = picture.subplots()
+        axes.set_ylim(1.2, 2.0)
+        figures._paint_levels(axes, levels)
+        picture.canvas.draw()
+        boxes = sorted((t.get_window_extent() for t in axes.texts), key=lambda box: box.y0)
+    assert len(boxes) == 3
+    assert all(below.y1 <= above.y0 + 1 for below, above in itertools.pairwise(boxes))
 
 
 def test_perplexities_and_dynamic_evaluation(results: Path) -> None:

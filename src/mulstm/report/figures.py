@@ -198,23 +198,28 @@ def _paint_run(picture: Any, data: Any) -> None:
 
 
 def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
-    """The validation curves of a table's rows: one a recipe, the first seed; shortened runs too."""
+    """The validation curves of a table's rows: one a recipe."""
     lines = []
     for line in table.lines:
         for kind in ("fast", "faithful"):
-            runs_of = [r for r in records if (r["table"], r["row"], r.kind) == (table.name, line.row, kind)]
-            points = list(min(runs_of, key=lambda r: int(r["seed"])).validations()) if runs_of else []
-            if len(points) > 1:
-                lines.append(
-                    {
-                        "row": line.row,
-                        "label": line.label.removesuffix(", text"),
-                        "kind": kind,
-                        "points": points,
-                    }
-                )
+            record = _shown(records, table.name, line.row, kind)
+            points = list(record.validations()) if record else []
+            if record and len(points) > 1:
+                model = line.fast if line.fast and kind == "fast" else line.label.removesuffix(", text")
+                label = f"{model}, {_kind(record)}"
+                lines.append({"row": line.row, "label": label, "kind": kind, "points": points})
     levels = {line.row: line.bits or line.paper for line in table.lines if line.row}
     return {"title": table.title, "lines": lines, "paper": levels}
+
+
+def _shown(records: Sequence[Record], table: str, row: str, kind: str) -> Record | None:
+    """The run whose curve is drawn: the first seed, of those that count where there is one."""
+    found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind)]
+    return min(found, key=lambda r: (not r["complete"], int(r["seed"]))) if found else None
+
+
+def _kind(record: Record) -> str:
+    return record.kind if record["complete"] else f"{record.kind} (not counted)"
 
 
 def _paint_curves(picture: Any, data: Any) -> None:
@@ -231,27 +236,33 @@ def _paint_curves(picture: Any, data: Any) -> None:
     every = [point for line in data["lines"] for point in line["points"]]
     seen = [minutes for minutes, bits in every if bits <= highest] or [minutes for minutes, _ in every]
     axes.set_xlim(min(seen) * 0.6, max(seen) * 1.3)
-    drawn = set()
     for line in data["lines"]:
         colour = COLOURS.get(line["row"], INK)
         style = "-" if line["kind"] == "fast" else (0, (4, 2))
         x, y = zip(*line["points"], strict=True)
-        axes.plot(x, y, color=colour, linestyle=style, label=f"{line['label']}, {line['kind']}")
-        if line["row"] not in drawn:
-            drawn.add(line["row"])
-            level = data["paper"][line["row"]]
-            axes.axhline(level, color=colour, linewidth=0.9, linestyle=":", zorder=1)
-            axes.annotate(
-                f"paper (test) {level:.2f}",
-                (0, level),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                xytext=(4, 2),
-                fontsize=8,
-                color=colour,
-            )
+        axes.plot(x, y, color=colour, linestyle=style, label=line["label"])
+    _paint_levels(axes, {line["row"]: data["paper"][line["row"]] for line in data["lines"]})
     _minutes_axis(axes.xaxis)
     picture.legend(loc="outside lower center", ncols=2)
+
+
+def _paint_levels(axes: Any, levels: Mapping[str, float]) -> None:
+    """The paper's figure of each row, with names far enough apart to be read."""
+    low, high = axes.get_ylim()
+    height = float("-inf")
+    for row, level in sorted(levels.items(), key=lambda item: item[1]):
+        colour = COLOURS.get(row, INK)
+        axes.axhline(level, color=colour, linewidth=1.2, linestyle=":", zorder=1.8)  # above the grid
+        height = max(level, height + 0.038 * (high - low))
+        axes.annotate(
+            f"paper (test) {level:.2f}",
+            (0, height),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            xytext=(4, 2),
+            fontsize=8,
+            color=colour,
+        )
 
 
 def _paint_sizes(picture: Any, data: Any) -> None:
@@ -324,10 +335,9 @@ def _times(records: Sequence[Record]) -> dict[str, Any]:
     lines = []
     for row in ("mlstm-emb-wn-vd-large", "mlstm-emb-wn-vd"):
         for kind in ("fast", "faithful"):
-            found = [r for r in records if (r["table"], r["row"], r.kind) == ("hutter", row, kind)]
-            if not found:
+            record = _shown(records, "hutter", row, kind)
+            if record is None:
                 continue
-            record = min(found, key=lambda r: int(r["seed"]))
             best, points = float("inf"), []
             for minutes, bits in record.validations():
                 if bits < best and minutes > 0:
@@ -336,7 +346,9 @@ def _times(records: Sequence[Record]) -> dict[str, Any]:
             if len(points) > 1:
                 name = "46M" if row.endswith("large") else "22M"
                 where = str(record["hardware"])
-                lines.append({"row": row, "kind": kind, "label": f"{name} {kind}, {where}", "points": points})
+                lines.append(
+                    {"row": row, "kind": kind, "label": f"{name} {_kind(record)}, {where}", "points": points}
+                )
     return {"lines": lines} if lines else {}
 
 

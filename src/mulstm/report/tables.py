@@ -12,6 +12,7 @@ from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Tab
 from mulstm.report.records import Record, mean, of_row, spread
 
 NOT_RUN = "not run yet"
+NOT_COUNTED = "not counted"
 NOTHING = "–"
 HEAD = (
     "architecture",
@@ -55,7 +56,7 @@ def readme(records: Sequence[Record]) -> str:
         for line in table.lines:
             if line.row and not line.label.startswith("the same"):
                 cells = _cells(table, line, records)
-                name = f"{table.title.split(',')[0]}: {line.label.removesuffix(', text')}"
+                name = f"{table.title.split(',')[0]}: {line.title.removesuffix(', text')}"
                 body.append(
                     [name, cells["paper"], cells["ours faithful"], cells["ours fast"], cells["minutes"]]
                 )
@@ -64,7 +65,7 @@ def readme(records: Sequence[Record]) -> str:
         "paper",
         "faithful",
         "fast",
-        "minutes",
+        "minutes (faithful / fast)",
     )
     return grid(head, body)
 
@@ -78,7 +79,7 @@ def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
             row: dict[str, Any] = {
                 "table": table.name,
                 "row": line.row,
-                "architecture": line.label,
+                "architecture": line.title,
                 "measure": key,
                 "paper": line.paper,
             }
@@ -130,7 +131,7 @@ def _body(table: Table, records: Sequence[Record]) -> list[list[str]]:
     body = []
     for line in table.lines:
         cells = _cells(table, line, records)
-        label = f"**{line.label}**" if line.row else line.label
+        label = f"**{line.title}**" if line.row else line.title
         body.append([label, *(cells[name] for name in HEAD[1:])])
     return body
 
@@ -163,7 +164,7 @@ def _absence(table: Table, line: Line, kind: str, records: Sequence[Record]) -> 
     recipe = f"{table.name}/{line.row}" + ("-fast" if kind == "fast" else "")
     if recipe not in names():
         return NOTHING
-    return "cut short" if any(r["recipe"] == recipe for r in records) else NOT_RUN
+    return NOT_COUNTED if any(r["recipe"] == recipe for r in records) else NOT_RUN
 
 
 def _score(runs: Sequence[Record], words: bool) -> str:
@@ -279,4 +280,5 @@ def _incomplete(records: Sequence[Record]) -> list[str]:
     if not body:
         return []
     head = ("recipe", "seed", "epochs", "valid", "test", "minutes", "hardware", "reason")
-    return ["## Runs that were cut short", "Not counted above.", grid(head, body)]
+    note = "They depart from their recipe, or were cut short; the tables above leave them out."
+    return ["## Runs that are not counted", note, grid(head, body)]
