@@ -61,13 +61,13 @@ def gather_statistics(
     parameters = dict(model.named_parameters())
     squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
+    if split.symbols_count < segment:
+        raise DataError(
+            f"A segment of {segment:,} symbols is longer than the {split.name} part of {split.corpus}, which "
+            f"has {split.symbols_count:,}. Give a shorter --segment."
+        )
     chunks = Lanes(split, min(lanes, max(1, split.symbols_count // segment)), segment, trim=True)
     count = min(batches, len(chunks))
-    if count == 0:
-        raise DataError(
-            f"{split.symbols_count:,} symbols give no batch of {lanes} lanes x {segment}. "
-            "Take a longer text or fewer lanes."
-        )
     state: tuple[State, ...] | None = None
     for k in range(count):
         chunk = chunks.chunk_at(k)

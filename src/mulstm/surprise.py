@@ -33,12 +33,13 @@ def recovery(
             "Score the same text with both."
         )
     count = round(share * nats_a.size)
-    if not 0 < count < nats_a.size - delays:
+    surprising = np.argpartition(nats_a + nats_b, -count)[-count:] if count else np.empty(0, dtype=np.intp)
+    # The earliest of them must have that many symbols after it: the mean of none is no number.
+    if not 0 < count < nats_a.size - delays or surprising.min() + delays >= nats_a.size:
         raise DataError(
-            f"{nats_a.size:,} symbols are too few for the {share:.0%} most surprising and {delays} steps "
-            "after each. Take a longer text."
+            f"{nats_a.size:,} symbols are too few for the {100 * share:g}% most surprising and {delays} "
+            "steps after them. Take a longer text."
         )
-    surprising = np.argpartition(nats_a + nats_b, -count)[-count:]
     pair = [np.asarray(nats, dtype=np.float64) for nats in (nats_a, nats_b)]
     by_delay = []
     for delay in range(delays + 1):

@@ -32,3 +32,10 @@ def test_texts_of_different_length_are_refused() -> None:
         recovery(np.ones(20), np.ones(21))
     with pytest.raises(DataError, match="too few"):
         recovery(np.ones(4), np.ones(4))
+    ending = np.ones(11)
+    ending[8] = 5.0  # with two symbols after it
+    assert len(recovery(ending, ending, delays=2).by_delay) == 3
+    with pytest.raises(DataError, match="11 symbols are too few for the 10% most surprising and 3 steps"):
+        recovery(ending, ending, delays=3)
+    with pytest.raises(DataError, match=r"the 0\.5% most surprising"):
+        recovery(ending, ending, share=0.005)

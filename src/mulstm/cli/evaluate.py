@@ -88,6 +88,7 @@ def command(
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._terminal import shown
     from mulstm.cli._text import is_own, part_of
+    from mulstm.dynamic import Settings
     from mulstm.evaluate import evaluate
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
@@ -95,6 +96,11 @@ def command(
 
     if dynamic and lanes not in (None, 1):
         raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
+    asked = Settings(segment, rate, pull, epsilon, folded=not as_trained)
+    if not dynamic and asked != Settings():
+        raise typer.BadParameter(
+            "--segment, --rate, --pull, --epsilon and --as-trained go with it only", param_hint="--dynamic"
+        )
     if record is not None and (not dynamic or text or split not in ("", "test") or symbols):
         raise typer.BadParameter(
             "a record takes --dynamic on the whole test part only", param_hint="--record"
@@ -106,9 +112,8 @@ def command(
     total = min(symbols or part.symbols_count, part.symbols_count)
     if dynamic:
         from mulstm.cli import _dynamic
-        from mulstm.dynamic import Settings, evaluate_dynamic
+        from mulstm.dynamic import evaluate_dynamic
 
-        asked = Settings(segment, rate, pull, epsilon, folded=not as_trained)
         if record is not None:
             _dynamic.require_record_of(loaded, part, record)
         moving, R, settings = _dynamic.prepare(loaded, asked, text, data_dir)

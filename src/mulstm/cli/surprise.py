@@ -56,6 +56,6 @@ def command(
         return
     rows = [["whole text", *(f"{bits:.3f}" for bits in found.overall)]]
     for delay, bits in enumerate(found.by_delay):
-        label = f"the {share:.0%} most surprising" if delay == 0 else f"{delay} after"
+        label = f"the {100 * share:g}% most surprising" if delay == 0 else f"{delay} after"
         rows.append([label, *(f"{value:.3f}" for value in bits)])
     console.table(["bits/char", str(a), str(b)], rows)
