@@ -3,13 +3,14 @@
 import itertools
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mulstm import recipe, report, runs
-from mulstm.errors import RunError
+from mulstm.errors import ExtraError, RunError
 from mulstm.recipe import names
 from mulstm.report import figures, paper, records, tables
 
@@ -428,6 +429,13 @@ def test_a_run_is_published_with_a_thin_curve(finished: Path, results: Path) -> 
     (finished / "metrics.json").unlink()
     with pytest.raises(RunError, match="has no record yet"):
         report.publish(finished, results)
+
+
+def test_without_matplotlib_there_are_tables(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ExtraError, match="pip install matplotlib"):
+        report.write(results, None)
+    assert (results / "tables.md").is_file()
 
 
 def test_curves_far_above_the_paper_are_drawn(results: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mulstm import runs
-from mulstm.errors import RunError
+from mulstm.errors import ExtraError, RunError
 from mulstm.report import paper, tables
 from mulstm.report.records import Record
 
@@ -106,7 +106,10 @@ class Figure:
 @contextmanager
 def _canvas(size: tuple[float, float]) -> Iterator[Any]:
     """An empty figure in our style, whatever the user's own settings are."""
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise ExtraError("matplotlib, which draws figures, is missing. Run: pip install matplotlib") from None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
