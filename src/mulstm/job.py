@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from mulstm.resume import Progress
 # Recipe keys that may change between stopping and going on: they do not touch what is learnt.
 FREE = ("train.save_every", "train.backend", "title")
 LOG_LINES = 500  # in a whole run, about
+CUT = "its time was over"  # how a record says that a run may go on
 
 
 @dataclass
@@ -51,6 +53,8 @@ class Job:
     setup_seconds: float = 0.0
     saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
     signals: list[int] = field(default_factory=list)
+    limit: float = math.inf  # seconds of updates
+    is_cut: bool = False  # the limit was reached
     screen: console.Progress | None = None
     board: Any = None  # a TensorBoard writer
 
@@ -190,12 +194,16 @@ def differences(now: dict[str, Any], then: dict[str, Any], prefix: str = "") -> 
 
 
 def finished(path: Path) -> dict[str, Any] | None:
-    """The record of a run that is complete, else None: one that is damaged is measured again."""
+    """The record of a run that is complete, else None: one that is damaged is measured again.
+
+    A run whose time was over goes on.
+    """
     try:
         record = json.loads((path / "metrics.json").read_text())
     except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and record.keys() >= {*KEYS, "reason"} else None
+    is_whole = isinstance(record, dict) and record.keys() >= {*KEYS, "reason"}
+    return record if is_whole and record.get("stopped") != CUT else None
 
 
 def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
@@ -337,7 +345,11 @@ def _require_same(recipe: Recipe, folder: Path) -> None:
 
 
 def _tidy(folder: Path, update: int) -> None:
-    """Takes away what a killed run left half-written, and its log lines after the last checkpoint."""
+    """Takes away what a killed run left half-written, its log lines after the last checkpoint, and a record.
+
+    The record is that of a run whose time was over: of what comes now it would say nothing.
+    """
+    (folder / "metrics.json").unlink(missing_ok=True)
     # Ours end in .tmp; those that safetensors makes on the way begin with it.
     for left in (*folder.glob(".*.tmp"), *folder.glob(".tmp*")):
         left.unlink(missing_ok=True)

@@ -46,11 +46,13 @@ def reproduce(
     runs_dir: Path = runs.ROOT,
     data_dir: Path | None = None,
     device: str = "auto",
+    precision: str = "",  # instead of the recipes' own
+    minutes: float = 0.0,  # of updates, after which a run is recorded as it is; 0: as many as it takes
     note: Callable[[str], None] = print,
 ) -> list[Path]:
-    """The records of the runs made now; what has a complete record already is left as it is."""
+    """The records of the runs made now; what has been measured already is left as it is."""
     asked = [
-        replace(recipe, train=replace(recipe.train, seed=seed))
+        replace(recipe, train=replace(recipe.train, seed=seed, precision=precision or recipe.train.precision))
         for recipe in chosen
         for seed in seeds or (recipe.train.seed,)
     ]
@@ -61,12 +63,19 @@ def reproduce(
     made = []
     for recipe in asked:
         what = f"{recipe.name}, seed {recipe.train.seed}"
-        if _is_measured(results, recipe):
+        if _is_measured(results, recipe, minutes):
             note(f"{what}: measured already.")
             continue
         note(what)
         try:
-            _, folder = train(recipe, runs_dir=runs_dir, data_dir=data_dir, device=device, resume_from="auto")
+            _, folder = train(
+                recipe,
+                runs_dir=runs_dir,
+                data_dir=data_dir,
+                device=device,
+                resume_from="auto",
+                minutes=minutes,
+            )
         except RunInterruptedError as stop:
             remedy = "Give the same command again: it goes on there."
             raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
@@ -86,9 +95,10 @@ def _require_writable(folder: Path) -> None:
         ) from None
 
 
-def _is_measured(results: Path, recipe: Recipe) -> bool:
-    """Whether a complete record of the recipe and its seed is there; a damaged one is made again."""
+def _is_measured(results: Path, recipe: Recipe, minutes: float) -> bool:
+    """Whether the record of the recipe and its seed is complete, or of a run that had its time before."""
     try:
-        return bool(read_one(place(results, recipe.name, recipe.train.seed))["complete"])
-    except RunError:
+        record = read_one(place(results, recipe.name, recipe.train.seed))
+    except RunError:  # none, or a damaged one, which is made again
         return False
+    return bool(record["complete"]) or 0 < 60 * minutes <= record["train_seconds"]

@@ -47,6 +47,7 @@ def train(
     device: str = "auto",
     resume_from: str | None = None,  # "auto", or the folder of a run
     start_from: str | Path | None = None,  # a checkpoint whose weights are the starting point
+    minutes: float = 0.0,  # of updates, after which the run is measured as it is; 0: as many as it takes
     tensorboard: bool = False,
     quiet: bool = False,
 ) -> tuple[dict[str, Any], Path]:
@@ -71,6 +72,9 @@ def train(
                 stack.callback(job.board.close)
         stack.enter_context(listening(job.signals))
         job.setup_seconds = time.perf_counter() - started
+        if minutes:
+            job.limit = 60 * minutes
+            job.is_cut = job.progress.seconds >= job.limit
         if tell is not None:
             _introduce(job)
             symbols = recipe.train.lanes * recipe.train.chunk
@@ -94,13 +98,13 @@ def train(
 
 
 def run_updates(job: Job) -> None:
-    """Updates until the last one, an early stop, a signal, or a loss that is no number."""
+    """Updates until the last one, an early stop, the end of the time, a signal, or a broken loss."""
     recipe, progress = job.recipe, job.progress
     epoch, lanes = -1, jobs.lanes(recipe, job.corpus, 0)
     if job.progress.update and job.is_validation_due:
         attend(job)
     mark = time.perf_counter()
-    while progress.update < job.total and not progress.stopped:
+    while progress.update < job.total and not progress.stopped and not job.is_cut:
         n = progress.update
         k = n % job.epoch
         if n // job.epoch != epoch:
@@ -153,7 +157,13 @@ def attend(job: Job) -> None:
     elif n > progress.logged:
         _show(job, progress.nats / (n - progress.logged))
     stale = time.monotonic() - job.saved >= job.recipe.train.save_every
-    signum, is_save_due = job.share.largest(job.signals[0] if job.signals else 0, float(stale))
+    over = progress.seconds >= job.limit
+    signum, is_save_due, is_cut = job.share.largest(
+        job.signals[0] if job.signals else 0, float(stale), float(over)
+    )
+    job.is_cut = bool(is_cut)
+    if job.is_cut and not signum and n > progress.logged:
+        log(job, bits)
     if is_save_due or signum:
         save(job)
     if signum:
@@ -269,7 +279,13 @@ def finish(job: Job) -> dict[str, Any]:
 def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[str, Any]:
     recipe, progress = job.recipe, job.progress
     valid, test = measured.get("valid"), measured.get("test")
-    reason = _departures(recipe, job.source)
+    is_cut = job.is_cut and progress.update < job.total and not progress.stopped
+    epochs = progress.update / job.epoch
+    reasons = [_departures(recipe, job.source)]
+    if is_cut:
+        done = f"{epochs:.2f} of {job.total / job.epoch:.4g} epochs"
+        reasons.append(f"cut short after {console.duration(progress.seconds)} of updates, {done}")
+    reason = "; ".join(filter(None, reasons))
     record: dict[str, Any] = {
         "recipe": recipe.name,
         "table": recipe.table,
@@ -284,9 +300,9 @@ def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[s
         "valid_symbols": valid.symbols if valid else 0,
         "test_symbols": test.symbols if test else 0,
         "evaluate_lanes": recipe.evaluate.final_lanes,
-        "epochs": progress.update / job.epoch,
+        "epochs": epochs,
         "updates": progress.update,
-        "stopped": progress.stopped,
+        "stopped": jobs.CUT if is_cut else progress.stopped,
         "best_valid_update": progress.best_update,
         "train_seconds": progress.seconds,
         "valid_seconds": progress.valid_seconds,

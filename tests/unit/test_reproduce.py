@@ -92,3 +92,29 @@ def test_what_cannot_be_is_told_before_any_training(trained: list[str]) -> None:
     with pytest.raises(RunError, match=r"Nothing can be written into /proc \(.*\)\. Choose another place"):
         reproduce.reproduce(rows, results=Path("/proc"), note=lambda _: None)
     assert trained == []
+
+
+def test_a_run_that_had_its_time_is_left_unless_it_gets_more(trained: list[str]) -> None:
+    rows = [recipes.load("ptb/mlstm")]
+    (path,) = reproduce.reproduce(rows, note=lambda _: None)
+    cut = json.loads(path.read_text()) | {"complete": False, "train_seconds": 125.0}
+    for minutes, expected in ((2.0, []), (2.1, [path]), (0.0, [path])):
+        path.write_text(json.dumps(cut))
+        assert reproduce.reproduce(rows, minutes=minutes, note=lambda _: None) == expected
+
+
+def test_time_and_precision_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def train(recipe: Recipe, *, minutes: float, **more: Any) -> None:
+        seen.append((recipe.train.precision, minutes))
+        raise RunError("enough")
+
+    monkeypatch.setattr(reproduce, "train", train)
+    monkeypatch.chdir(tmp_path)
+    for precision in ("", "bf16"):
+        with pytest.raises(RunError, match="enough"):
+            reproduce.reproduce(
+                [recipes.load("ptb/mlstm")], precision=precision, minutes=3.0, note=lambda _: None
+            )
+    assert seen == [("fp32", 3.0), ("bf16", 3.0)]

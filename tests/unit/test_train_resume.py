@@ -89,6 +89,36 @@ def test_interrupted_while_measuring_at_the_end(
     assert record["updates"] == 12
 
 
+def test_a_run_whose_time_is_over_is_recorded_as_it_is_and_goes_on(tiny: Tiny, tmp_path: Path) -> None:
+    recipe = tiny(*RICH)
+    _, whole = run(recipe, tmp_path / "whole")
+    record, cut = run(recipe, tmp_path / "cut", minutes=1e-9)
+    assert (record["updates"], record["stopped"], record["complete"]) == (1, "its time was over", False)
+    assert record["reason"].startswith("cut short after")
+    assert record["reason"].endswith("of updates, 0.17 of 2.833 epochs")
+    assert record["test_bits_per_char"] > 0
+    assert [line["update"] for line in runs.read_log(cut)] == [1]
+    again, _ = run(recipe, tmp_path / "cut", minutes=1e-9, resume_from="auto")
+    assert again["updates"] == 1  # it had its time before
+    done, folder = run(recipe, tmp_path / "cut", minutes=60, resume_from="auto")
+    assert folder == cut
+    assert (done["updates"], done["stopped"], done["complete"]) == (17, "", True)
+    assert same(weights(whole), weights(cut))
+    _, rest = run(recipe, tmp_path / "cut", resume_from="auto")
+    assert rest == cut  # nothing is left to do
+
+
+def test_a_run_that_goes_on_has_no_record_of_before(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cut = run(tiny(), tmp_path, minutes=1e-9)
+    assert (cut / "metrics.json").is_file()
+    at_update(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(train.RunInterruptedError):
+        run(tiny(), tmp_path, resume_from="auto")
+    assert not (cut / "metrics.json").exists()
+
+
 def test_a_run_killed_at_once_goes_on_from_the_model_it_started_from(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

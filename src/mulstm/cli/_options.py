@@ -13,6 +13,14 @@ DataDir = Annotated[
     typer.Option("--data-dir", help="A folder with local copies of the corpora (default: $MULSTM_DATA)."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
+Minutes = Annotated[
+    float,
+    typer.Option(
+        "--minutes",
+        min=0,
+        help="Train for at most so long; the record then says that the run was cut short, and it can go on.",
+    ),
+]
 Model = Annotated[
     Path,
     typer.Argument(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from mulstm.cli._options import DataDir, Device, RunsDir
+from mulstm.cli._options import DataDir, Device, Minutes, RunsDir
 
 
 def command(
@@ -23,6 +23,11 @@ def command(
     seed: Annotated[
         list[int] | None, typer.Option("--seed", help="Instead of each recipe's own; repeatable.")
     ] = None,
+    precision: Annotated[
+        Literal["fp32", "bf16"] | None,
+        typer.Option("--precision", help="Instead of each recipe's own; bf16 is the fast one on a GPU."),
+    ] = None,
+    minutes: Minutes = 0.0,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Train nothing; write tables and figures.")
     ] = False,
@@ -46,6 +51,8 @@ def command(
         reproduce(
             chosen,
             seeds=seed or (),
+            precision=precision or "",
+            minutes=minutes,
             results=results,
             runs_dir=runs_dir,
             data_dir=data_dir,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, DataDir, Device, Overrides, Quiet, RunsDir
+from mulstm.cli._options import AsJson, DataDir, Device, Minutes, Overrides, Quiet, RunsDir
 
 
 def command(
@@ -24,6 +24,7 @@ def command(
     start_from: Annotated[
         Path | None, typer.Option("--from", help="A checkpoint whose weights are the starting point.")
     ] = None,
+    minutes: Minutes = 0.0,
     device: Device = "auto",
     runs_dir: RunsDir = Path("runs"),
     data_dir: DataDir = None,
@@ -54,6 +55,7 @@ def command(
         device=device,
         resume_from=resume,
         start_from=start_from,
+        minutes=minutes,
         tensorboard=tensorboard,
         quiet=quiet,
     )
