@@ -27,8 +27,6 @@ from mulstm.record_corpus import RecordLanes, RecordSplit
 from mulstm.report.records import KEYS
 from mulstm.resume import Progress
 
-# Recipe keys that may change between stopping and going on: they do not touch what is learnt.
-FREE = ("train.save_every", "train.backend", "title")
 LOG_LINES = 500  # in a whole run, about
 CUT = "its time was over"  # how a record says that a run may go on
 
@@ -181,18 +179,6 @@ def _saved_source(folder: Path) -> dict[str, Any] | None:
     return dict(checkpoint.read_meta(files[0]).get("source", {})) if all(f.is_file() for f in files) else None
 
 
-def differences(now: dict[str, Any], then: dict[str, Any], prefix: str = "") -> list[str]:
-    """The keys on which two recipes disagree, with both values."""
-    found: list[str] = []
-    for key in sorted(now.keys() | then.keys()):
-        a, b = now.get(key), then.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{prefix}{key}.")
-        elif a != b and f"{prefix}{key}" not in FREE:
-            found.append(f"{prefix}{key} was {b!r}, is {a!r}")
-    return found
-
-
 def finished(path: Path) -> dict[str, Any] | None:
     """The record of a run that is complete, else None: one that is damaged is measured again.
 
@@ -291,7 +277,7 @@ def _update(
         start = checkpoint.load(start_from)
         checkpoint.require_alphabet(start, corpus.alphabet, f"the corpus {corpus.name}")
         if start.model.recipe != recipe.model:
-            changed = differences(vars(recipe.model), vars(start.model.recipe))
+            changed = recipes.differences(vars(recipe.model), vars(start.model.recipe))
             raise CheckpointError(
                 f"The model in {start_from} is another one than the recipe's ({'; '.join(changed)}). "
                 "Give the recipe it was trained with, or leave --from out."
@@ -333,7 +319,8 @@ def _source(recipe: Recipe, start_from: str | Path | None, folder: Path) -> dict
 
 def _changed(recipe: Recipe, folder: Path) -> list[str]:
     """What is not as in the recipe of the run there."""
-    return differences(recipes.as_dict(recipe), recipes.as_dict(runs.recipe_of(folder)))
+    now, then = recipes.as_dict(recipe), recipes.as_dict(runs.recipe_of(folder))
+    return recipes.differences(recipes.flat(now), recipes.flat(then))
 
 
 def _require_same(recipe: Recipe, folder: Path) -> None:

@@ -96,9 +96,10 @@ def _require_writable(folder: Path) -> None:
 
 
 def _is_measured(results: Path, recipe: Recipe, minutes: float) -> bool:
-    """Whether the record of the recipe and its seed is complete, or of a run that had its time before."""
+    """Whether this very recipe and seed have a record, complete or of a run that had its time before."""
     try:
         record = read_one(place(results, recipe.name, recipe.train.seed))
     except RunError:  # none, or a damaged one, which is made again
         return False
-    return bool(record["complete"]) or 0 < 60 * minutes <= record["train_seconds"]
+    had_its_time = 0 < 60 * minutes <= record["train_seconds"]
+    return not record.changes() and (bool(record["complete"]) or had_its_time)

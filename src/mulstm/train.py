@@ -27,8 +27,6 @@ from mulstm.update import GraphedUpdate
 LOOK_EVERY = {"cpu": 1, "cuda": 20}
 # Updates in which kernels are compiled and a graph is captured: the speed on the screen leaves them out.
 WARM_UP = {"cpu": 1, "cuda": GraphedUpdate.EAGER + 1}
-# Recipe keys that may differ from a packaged recipe while the run still counts as that recipe's.
-INCIDENTAL = ("train.seed", "train.precision")
 
 
 class RunInterruptedError(RunError):
@@ -313,6 +311,7 @@ def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[s
         "precision": recipe.train.precision,
         "backend": job.backend,
         "commit": runs.commit(),
+        "settings": recipes.settings(recipe),
     }
     for name, evaluation in measured.items():
         if evaluation.word_perplexity is not None:
@@ -324,8 +323,7 @@ def _departures(recipe: Recipe, source: dict[str, Any]) -> str:
     """Why a run does not count as its packaged recipe's: what the command line changed, or started from."""
     if not recipe.table or recipe.name not in recipes.names():
         return ""
-    changed = jobs.differences(recipes.as_dict(recipe), recipes.as_dict(recipes.load(recipe.name)))
-    told = [text for text in changed if text.split()[0] not in INCIDENTAL]
+    told = recipes.departures(recipes.settings(recipe), recipe.name)
     told += ["started from a trained model"] if "tuned_from" in source else []
     return f"not the recipe as it stands: {'; '.join(told)}" if told else ""
 

@@ -120,6 +120,22 @@ def test_runs_that_do_not_count_stand_apart(results: Path) -> None:
     assert page.index("## Runs that are not counted") > page.index("## Dynamic evaluation")
 
 
+def test_a_record_counts_as_long_as_its_recipe_stands(results: Path) -> None:
+    name = "hutter/mlstm-emb-wn-vd-fast"
+    then = recipe.settings(recipe.load(name))
+    assert then["optimiser.rate"] == 8e-3
+    # Another seed or precision is no other recipe, and a key that came later means what it always did.
+    other = then | {"train.seed": 2, "train.precision": "fp32"}
+    del other["train.ema_start"]
+    path = add(results, name, 1.26, settings=other)
+    assert cells(markdown(results), "**mLSTM +emb +WN +VD**")[4] == "1.260"
+    add(results, name, 1.25, settings=then | {"optimiser.rate": 1e-3})
+    page = markdown(results)
+    assert cells(page, "**mLSTM +emb +WN +VD**")[4] == "not counted"
+    assert "the recipe has changed since: optimiser.rate was 0.001, is 0.008" in page
+    assert json.loads(path.read_text())["complete"]  # the file stays
+
+
 def test_curves_that_do_not_count_say_so(results: Path) -> None:
     def labels() -> list[str]:
         drawn = {f.name: f.data for f in figures.all_of(records.read(results), None)}

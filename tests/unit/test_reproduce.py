@@ -118,3 +118,12 @@ def test_time_and_precision_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_p
                 [recipes.load("ptb/mlstm")], precision=precision, minutes=3.0, note=lambda _: None
             )
     assert seen == [("fp32", 3.0), ("bf16", 3.0)]
+
+
+def test_a_recipe_that_has_changed_is_run_again(trained: list[str]) -> None:
+    rows = [recipes.load("ptb/mlstm")]
+    (path,) = reproduce.reproduce(rows, note=lambda _: None)
+    record, same = json.loads(path.read_text()), recipes.settings(rows[0])
+    for settings, expected in ((same, []), (same | {"train.lanes": 7}, [path])):
+        path.write_text(json.dumps(record | {"settings": settings}))
+        assert reproduce.reproduce(rows, note=lambda _: None) == expected

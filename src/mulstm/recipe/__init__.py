@@ -1,5 +1,6 @@
 """A recipe is the whole of a run: what is not in it, or on the command line, did not happen."""
 
+from mulstm.recipe.compare import changes_since, departures, differences, flat, settings
 from mulstm.recipe.reading import as_dict, check, dumps, fit, from_dict, load, names
 from mulstm.recipe.rules import RULES, parse_split
 from mulstm.recipe.schema import (
@@ -30,11 +31,16 @@ __all__ = [
     "Recipe",
     "TrainRecipe",
     "as_dict",
+    "changes_since",
     "check",
+    "departures",
+    "differences",
     "dumps",
     "fit",
+    "flat",
     "from_dict",
     "load",
     "names",
     "parse_split",
+    "settings",
 ]

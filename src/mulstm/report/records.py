@@ -7,10 +7,11 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mulstm import recipe as recipes
 from mulstm import runs
 from mulstm.errors import RunError
 
@@ -20,6 +21,7 @@ WHAT: dict[str, tuple[str, tuple[type, ...]]] = {  # a value's kind, and the typ
     "flag": ("true or false", (bool,)),
     "number": ("a number", (int, float)),
     "score": ("a number or null", (int, float, type(None))),
+    "table": ("an object", (dict,)),
 }
 KINDS = {
     "recipe": "text",
@@ -72,6 +74,10 @@ class Record:
         """Of training updates."""
         return float(self["train_seconds"]) / 60
 
+    def changes(self) -> list[str]:
+        """In what its recipe differs by now; records from before these settings were kept say nothing."""
+        return recipes.changes_since(self.get("settings") or {}, self["recipe"])
+
     def validations(self) -> Iterator[tuple[float, float]]:
         """Minutes of training and validation bits/char, wherever it was read."""
         for line in self.curve:
@@ -82,7 +88,16 @@ class Record:
 def read(results: Path) -> list[Record]:
     """Every record under results/<table>/<recipe>/, in the order of their paths; copies of other names no."""
     found = (path for path in sorted(results.rglob("seed*.json")) if FILE.fullmatch(path.name))
-    return [read_one(path) for path in found if path.parent != results]
+    return [_by_now(read_one(path)) for path in found if path.parent != results]
+
+
+def _by_now(record: Record) -> Record:
+    """A run counts as long as its recipe stands as it was."""
+    changed = record.changes()
+    if not changed or not record["complete"]:
+        return record
+    reason = f"the recipe has changed since: {'; '.join(changed)}"
+    return replace(record, values=record.values | {"complete": False, "reason": reason})
 
 
 def read_one(path: Path) -> Record:
@@ -94,6 +109,7 @@ def read_one(path: Path) -> Record:
     more = {key: "score" for key in values if key.endswith(SCORES)} | {"kind": "text", "reason": "text"}
     for key, kind in (more | KINDS).items():
         _require(path, key, values.get(key, ""), kind)
+    _require(path, "settings", values.get("settings", {}), "table")
     curve = path.with_suffix(".jsonl")
     lines = tuple(runs.read_log(curve))
     for line in lines:
