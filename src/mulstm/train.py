@@ -323,7 +323,7 @@ def _departures(recipe: Recipe, source: dict[str, Any]) -> str:
     """Why a run does not count as its packaged recipe's: what the command line changed, or started from."""
     if not recipe.table or recipe.name not in recipes.names():
         return ""
-    told = recipes.departures(recipes.settings(recipe), recipe.name)
+    told = recipes.departures(recipe)
     told += ["started from a trained model"] if "tuned_from" in source else []
     return f"not the recipe as it stands: {'; '.join(told)}" if told else ""
 

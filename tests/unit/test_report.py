@@ -133,6 +133,10 @@ def test_a_record_counts_as_long_as_its_recipe_stands(results: Path) -> None:
     page = markdown(results)
     assert cells(page, "**mLSTM +emb +WN +VD**")[4] == "not counted"
     assert "the recipe has changed since: optimiser.rate was 0.001, is 0.008" in page
+    # A key that came later, and that the recipe sets by now.
+    assert (then.pop("optimiser.clip"), recipe.OptimiserRecipe().clip) == (0.1, 0.0)
+    add(results, name, 1.25, settings=then)
+    assert "the recipe has changed since: optimiser.clip was 0.0, is 0.1" in markdown(results)
     assert json.loads(path.read_text())["complete"]  # the file stays
 
 

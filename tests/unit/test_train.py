@@ -194,6 +194,8 @@ def test_a_shortened_row_says_so() -> None:
     assert train._departures(seeded, {}) == ""
     short = recipes.load("hutter/mlstm", ["train.updates=100"])
     assert "train.updates was" in train._departures(short, {})
+    moved = recipes.load("hutter/mlstm-fast", ["kind=faithful", "row=mlstm-emb-wn"])
+    assert "kind was 'fast', is 'faithful'; row was 'mlstm', is" in train._departures(moved, {})
     assert "started from a trained model" in train._departures(row, {"tuned_from": "0123"})
     assert train._departures(recipes.load("finetune"), {"tuned_from": "0123"}) == ""
 

@@ -12,6 +12,8 @@ from mulstm.recipe.schema import SECTIONS, Recipe
 FREE = ("train.save_every", "train.backend", "title")
 # Keys that may differ from a packaged recipe while the run still counts as that recipe's.
 INCIDENTAL = ("train.seed", "train.precision")
+# Keys that say which row of which table a run is counted for.
+PLACE = ("table", "row", "kind")
 
 Flat = dict[str, Any]  # "section.key" -> value
 
@@ -39,9 +41,10 @@ def differences(now: Flat, then: Flat) -> list[str]:
     ]
 
 
-def departures(asked: Flat, name: str) -> list[str]:
-    """What of these settings is not as in the packaged recipe of that name."""
-    return differences(*_beside_packaged(asked, name))
+def departures(recipe: Recipe) -> list[str]:
+    """What of a recipe, its place in the tables included, is not as in the packaged one of its name."""
+    place = {key: getattr(recipe, key) for key in PLACE}
+    return differences(*_beside_packaged(place | settings(recipe), recipe.name))
 
 
 def changes_since(then: Flat, name: str) -> list[str]:
@@ -50,12 +53,12 @@ def changes_since(then: Flat, name: str) -> list[str]:
 
 
 def _beside_packaged(asked: Flat, name: str) -> tuple[Flat, Flat]:
-    """Both settings, as far as they matter; nothing where there is no such recipe.
+    """Both settings, as far as they matter; nothing where nothing was kept, or there is no such recipe.
 
-    A key that `asked` lacks came later, with a default that means what went without saying before.
+    A key that `asked` lacks came later: before, its default went without saying.
     """
-    if name not in names():
+    if not asked or name not in names():
         return {}, {}
-    packaged = settings(load(name))
+    asked, packaged = settings(Recipe()) | asked, flat(as_dict(load(name)))
     keys = [key for key in asked if key not in INCIDENTAL]
     return {key: asked[key] for key in keys}, {key: packaged.get(key) for key in keys}
