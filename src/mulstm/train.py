@@ -155,7 +155,8 @@ def attend(job: Job) -> None:
     elif n > progress.logged:
         _show(job, progress.nats / (n - progress.logged))
     stale = time.monotonic() - job.saved >= job.recipe.train.save_every
-    over = progress.seconds >= job.limit
+    # The first process's clock is the one that is saved: by it a run had its time, or goes on.
+    over = job.share.first and progress.seconds >= job.limit
     signum, is_save_due, is_cut = job.share.largest(
         job.signals[0] if job.signals else 0, float(stale), float(over)
     )

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from made import TINY, made_text, text_recipe
 from made_runs import RICH, Tiny, at_update, run, same, steady, weights
-from mulstm import checkpoint, data, job, runs, train
+from mulstm import checkpoint, data, job, parallel, runs, train
 from mulstm.errors import CheckpointError, RunError
 
 
@@ -106,6 +106,14 @@ def test_a_run_whose_time_is_over_is_recorded_as_it_is_and_goes_on(tiny: Tiny, t
     assert same(weights(whole), weights(cut))
     _, rest = run(recipe, tmp_path / "cut", resume_from="auto")
     assert rest == cut  # nothing is left to do
+
+
+def test_the_first_of_several_processes_looks_at_the_clock(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel.Share, "first", property(lambda share: False))
+    record, _ = run(tiny(), tmp_path, minutes=1e-9)
+    assert (record["updates"], record["complete"]) == (12, True)
 
 
 def test_a_run_that_goes_on_has_no_record_of_before(
