@@ -10,6 +10,7 @@ from pathlib import Path
 from mulstm import recipe as recipes
 from mulstm import runs
 from mulstm.errors import RecipeError, RunError
+from mulstm.job import CUT
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
 from mulstm.report.records import place, publish, read_one
@@ -96,10 +97,10 @@ def _require_writable(folder: Path) -> None:
 
 
 def _is_measured(results: Path, recipe: Recipe, minutes: float) -> bool:
-    """Whether this very recipe and seed have a record, complete or of a run that had its time before."""
+    """Whether this very recipe and seed have a record, complete or cut short after no less time."""
     try:
         record = read_one(place(results, recipe.name, recipe.train.seed))
     except RunError:  # none, or a damaged one, which is made again
         return False
-    had_its_time = 0 < 60 * minutes <= record["train_seconds"]
+    had_its_time = record.get("stopped") == CUT and 0 < 60 * minutes <= record["train_seconds"]
     return not record.changes() and (bool(record["complete"]) or had_its_time)

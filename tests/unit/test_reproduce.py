@@ -11,6 +11,7 @@ import pytest
 from mulstm import recipe as recipes
 from mulstm import reproduce, runs
 from mulstm.errors import RecipeError, RunError
+from mulstm.job import CUT
 from mulstm.recipe import Recipe
 from mulstm.train import RunInterruptedError
 
@@ -98,8 +99,13 @@ def test_a_run_that_had_its_time_is_left_unless_it_gets_more(trained: list[str])
     rows = [recipes.load("ptb/mlstm")]
     (path,) = reproduce.reproduce(rows, note=lambda _: None)
     cut = json.loads(path.read_text()) | {"complete": False, "train_seconds": 125.0}
-    for minutes, expected in ((2.0, []), (2.1, [path]), (0.0, [path])):
-        path.write_text(json.dumps(cut))
+    for minutes, stopped, expected in (
+        (2.0, CUT, []),
+        (2.1, CUT, [path]),
+        (0.0, CUT, [path]),
+        (2.0, "", [path]),  # it does not count for another reason
+    ):
+        path.write_text(json.dumps(cut | {"stopped": stopped}))
         assert reproduce.reproduce(rows, minutes=minutes, note=lambda _: None) == expected
 
 
