@@ -63,7 +63,7 @@ def evaluate(
         if losses:
             raise DataError(
                 f"{split.corpus} is a file of records, and single losses are kept of one text only. "
-                'Give a text, or take those of each record from "mulstm score --losses --json".'
+                'Give a text, or score each record: "mulstm score --json" with --losses or --words.'
             )
         return _records(model, split, symbols, progress)
     part = _Part(split, lanes, min(symbols or split.symbols_count, split.symbols_count))

@@ -128,6 +128,9 @@ def test_records_are_no_text(call: Call, tmp_path: Path, monkeypatch: pytest.Mon
         assert (code, out) == (3, "")
         assert "r.jsonl is a file of records" in err
     assert not (tmp_path / "l.npy").exists()
+    code, out, err = call("evaluate", folder, "--words", "-q")
+    assert (code, out) == (3, "")
+    assert '"mulstm score --json" with --losses or --words' in err
 
 
 def test_dynamic_figures_into_a_record(
