@@ -1,4 +1,4 @@
-"""Result records: one flat JSON file a run under results/, with its log curve beside it."""
+"""Result records: one JSON file a run under results/, with its log curve beside it."""
 
 from __future__ import annotations
 
