@@ -140,6 +140,14 @@ def test_a_record_counts_as_long_as_its_recipe_stands(results: Path) -> None:
     assert json.loads(path.read_text())["complete"]  # the file stays
 
 
+def test_a_recipe_under_its_old_name_is_no_second_seed(results: Path) -> None:
+    add(results, "hutter/mlstm-fast", 1.43)
+    add(results, "hutter/mlstm-emb-wn-fast", 1.37, recipe="hutter/mlstm-quick", row="mlstm", kind="fast")
+    page = markdown(results)
+    assert cells(page, "**unregularised mLSTM**")[4] == "1.430"
+    assert "no packaged recipe has that name" in page
+
+
 def test_curves_that_do_not_count_say_so(results: Path) -> None:
     def labels() -> list[str]:
         drawn = {f.name: f.data for f in figures.all_of(records.read(results), None)}

@@ -280,5 +280,5 @@ def _incomplete(records: Sequence[Record]) -> list[str]:
     if not body:
         return []
     head = ("recipe", "seed", "epochs", "valid", "test", "minutes", "hardware", "reason")
-    note = "They depart from their recipe, or were cut short; the tables above leave them out."
+    note = "They depart from their recipe as it is now, or were cut short; the tables above leave them out."
     return ["## Runs that are not counted", note, grid(head, body)]
