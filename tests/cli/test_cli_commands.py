@@ -13,7 +13,7 @@ import pytest
 from process import Call
 
 from made import settings
-from mulstm import checkpoint, recipe, report
+from mulstm import checkpoint, recipe, report, reproduce
 from mulstm.cli.quickstart import packed
 
 
@@ -35,6 +35,27 @@ def test_train_as_json_and_nothing_else(call: Call, text_file: Path, tmp_path: P
     assert code == 0
     assert json.loads(out)["updates"] == 2
     assert err == ""
+
+
+def test_train_for_some_time_only(call: Call, text_file: Path, tmp_path: Path) -> None:
+    code, out, _ = call(
+        "train", text_file, "--runs-dir", tmp_path, "--json", "-q", "--minutes", 1e-9, *settings()
+    )
+    record = json.loads(out)
+    assert (code, record["updates"], record["complete"]) == (0, 1, False)
+    code, out, _ = call("train", "--resume", record["folder"], "-q")
+    assert code == 0
+    assert out.splitlines()[2].startswith("12 updates")
+    assert "cut short" not in out
+
+
+def test_options_of_reproduce(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(reproduce, "reproduce", lambda chosen, **more: given.update(more))
+    monkeypatch.chdir(tmp_path)
+    options = ["--minutes", 2, "--precision", "bf16", "--seed", 3, "--seed", 4]
+    assert call("reproduce", "ptb", *options).code == 0
+    assert (given["minutes"], given["precision"], given["seeds"]) == (2.0, "bf16", [3, 4])
 
 
 def test_train_a_folder_and_a_recipe_file(call: Call, text_file: Path, tmp_path: Path) -> None:

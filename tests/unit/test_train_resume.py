@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,30 @@ def test_a_run_whose_time_is_over_is_recorded_as_it_is_and_goes_on(tiny: Tiny, t
     assert same(weights(whole), weights(cut))
     _, rest = run(recipe, tmp_path / "cut", resume_from="auto")
     assert rest == cut  # nothing is left to do
+
+
+@pytest.mark.parametrize(
+    ("ending", "updates", "stopped"),
+    [
+        (("train.updates=1",), 1, ""),
+        (("evaluate.every=1", "evaluate.patience=1"), 2, "1 validations without a gain"),
+    ],
+)
+def test_time_that_ends_with_the_run_cuts_nothing(
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: tuple[str, ...],
+    updates: int,
+    stopped: str,
+) -> None:
+    costs = iter([5.0, 6.0])
+    monkeypatch.setattr(train, "evaluate", lambda *g, **n: SimpleNamespace(bits_per_char=next(costs)))
+    seconds = 0.0
+    for _ in range(updates):  # each time long enough for one update
+        record, _ = run(tiny(*ending), tmp_path, minutes=(seconds + 1e-6) / 60, resume_from="auto")
+        seconds = record["train_seconds"]
+    assert (record["updates"], record["stopped"], record["complete"]) == (updates, stopped, True)
 
 
 def test_the_first_of_several_processes_looks_at_the_clock(
