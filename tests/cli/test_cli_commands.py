@@ -47,6 +47,10 @@ def test_train_for_some_time_only(call: Call, text_file: Path, tmp_path: Path) -
     assert code == 0
     assert out.splitlines()[2].startswith("12 updates")
     assert "cut short" not in out
+    told = call("train", text_file, "--runs-dir", tmp_path / "told", "-q", "--minutes", 1e-9, *settings()).out
+    assert told.count("cut short") == 1
+    assert "its time was over" not in told
+    assert f"to go on: mulstm train --resume {tmp_path}" in told
 
 
 def test_options_of_reproduce(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

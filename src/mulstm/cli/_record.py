@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mulstm import console
+from mulstm.job import CUT
 
 
 def lines(record: dict[str, Any]) -> list[str]:
@@ -21,7 +22,7 @@ def lines(record: dict[str, Any]) -> list[str]:
         f"{record['updates']:,} updates ({record['epochs']:.2f} epochs) of {record['parameters']:,} weights, "
         f"{console.duration(record['train_seconds'])} on {record['hardware']}"
     )
-    if record.get("stopped"):
+    if record.get("stopped") not in ("", None, CUT):  # of a run that was cut short the reason says all
         told.append(f"stopped early: {record['stopped']}")
     if not record["complete"]:
         told.append(record["reason"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -40,6 +41,7 @@ def command(
     """
     from mulstm import console, runs, train
     from mulstm.cli import _record, _target
+    from mulstm.job import CUT
     from mulstm.parallel import is_first
 
     if not target and resume in (None, "auto"):
@@ -64,5 +66,8 @@ def command(
     if as_json:
         console.result_json({**record, "folder": str(folder)})
     else:
-        for line in [*_record.lines(record), f"run folder: {folder}"]:
+        told = [*_record.lines(record), f"run folder: {folder}"]
+        if record["stopped"] == CUT:
+            told.append(f"to go on: mulstm train --resume {quote(str(folder))}")
+        for line in told:
             console.result(line)
