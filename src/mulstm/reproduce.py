@@ -13,7 +13,7 @@ from mulstm.errors import RecipeError, RunError
 from mulstm.job import CUT
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
-from mulstm.report.records import place, publish, read_one
+from mulstm.report.records import Record, place, publish, read_one
 from mulstm.train import RunInterruptedError, train
 
 KINDS = ("faithful", "fast")
@@ -64,8 +64,9 @@ def reproduce(
     made = []
     for recipe in asked:
         what = f"{recipe.name}, seed {recipe.train.seed}"
-        if _is_measured(results, recipe, minutes):
-            note(f"{what}: measured already.")
+        if record := _measured(results, recipe, minutes):
+            how = "" if record["precision"] == recipe.train.precision else f", in {record['precision']}"
+            note(f"{what}: measured already{how}.")
             continue
         note(what)
         try:
@@ -96,11 +97,11 @@ def _require_writable(folder: Path) -> None:
         ) from None
 
 
-def _is_measured(results: Path, recipe: Recipe, minutes: float) -> bool:
-    """Whether this very recipe and seed have a record, complete or cut short after no less time."""
+def _measured(results: Path, recipe: Recipe, minutes: float) -> Record | None:
+    """The record of this very recipe and seed, if it is complete or was cut short after no less time."""
     try:
         record = read_one(place(results, recipe.name, recipe.train.seed))
     except RunError:  # none, or a damaged one, which is made again
-        return False
+        return None
     had_its_time = record.get("stopped") == CUT and 0 < 60 * minutes <= record["train_seconds"]
-    return not record.changes() and (bool(record["complete"]) or had_its_time)
+    return record if not record.changes() and (record["complete"] or had_its_time) else None

@@ -25,11 +25,12 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     def train(recipe: Recipe, **more: Any) -> tuple[dict[str, Any], Path]:
         asked.append(f"{recipe.name} {recipe.train.seed}")
-        values = dict.fromkeys(("hardware", "precision", "backend", "commit"), "some") | SCORES
+        values = dict.fromkeys(("hardware", "backend", "commit"), "some") | SCORES
         values |= dict.fromkeys(
             ("parameters", "test_symbols", "evaluate_lanes", "epochs", "updates", "train_seconds"), 10
         )
         values |= {"recipe": recipe.name, "table": recipe.table, "row": recipe.row, "kind": recipe.kind}
+        values["precision"] = recipe.train.precision
         with runs.Run.create(recipe, root=more["runs_dir"]) as run:
             run.write_json("metrics.json", values | {"seed": recipe.train.seed, "complete": True})
         return values, run.path
@@ -48,6 +49,8 @@ def test_only_what_is_missing_is_trained(trained: list[str]) -> None:
     made = reproduce.reproduce(rows[1:], seeds=(1, 2), note=told.append)
     assert [str(path) for path in made] == ["results/hutter/mlstm-fast/seed2.json"]
     assert told == ["hutter/mlstm-fast, seed 1: measured already.", "hutter/mlstm-fast, seed 2"]
+    assert reproduce.reproduce(rows[1:], precision="fp32", note=told.append) == []
+    assert told[2:] == ["hutter/mlstm-fast, seed 1: measured already, in bf16."]
     assert trained == ["hutter/mlstm 1", "hutter/mlstm-fast 1", "hutter/mlstm-fast 2"]
 
 
