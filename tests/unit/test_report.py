@@ -80,7 +80,7 @@ def test_no_records_at_all(results: Path) -> None:
 
 
 def test_a_row_of_the_paper(results: Path) -> None:
-    add(results, "hutter/mlstm", 1.412, minutes=28.0)
+    add(results, "hutter/mlstm", 1.412, minutes=28.0, precision="fp32")
     add(results, "hutter/mlstm-fast", 1.380, seed=1, minutes=2.4)
     add(results, "hutter/mlstm-fast", 1.384, seed=2, minutes=2.6)
     assert cells(markdown(results), "**unregularised mLSTM**") == [
@@ -92,7 +92,7 @@ def test_a_row_of_the_paper(results: Path) -> None:
         "−0.018",
         "1 / 2",
         "28.0 / 2.5",
-        "some GPU",
+        "some GPU, fp32 / some GPU, bf16",
     ]
     assert cells(markdown(results), "hyperLSTM, Ha 2017") == ["hyperLSTM, Ha 2017", "27M", "1.34", *[""] * 6]
 

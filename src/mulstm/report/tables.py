@@ -35,9 +35,9 @@ def markdown(records: Sequence[Record], surprise: Surprise | None) -> str:
         "# Results",
         "Made from the records in this folder by `mulstm report`; do not edit. *Faithful* is the authors' "
         "set-up, *fast* is ours. *Difference* is ours minus the paper's, of the fast recipe where it has "
-        "been run and of the faithful one where not. *Seeds* and *minutes* (of training updates) are given "
-        "as faithful / fast; with several seeds the score is their mean ± standard deviation. Lines in plain "
-        "type are quoted by the paper.",
+        "been run and of the faithful one where not. *Seeds*, *minutes* (of training updates) and, where it "
+        "differs, *hardware* with the precision of products are given as faithful / fast; with several seeds "
+        "the score is their mean ± standard deviation. Lines in plain type are quoted by the paper.",
     ]
     for table in TABLES:
         parts += [
@@ -155,7 +155,8 @@ def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str
         cells["parameters"] = " / ".join(f"{count:,}" for count in counts)
         cells["seeds"] = " / ".join(str(len(runs[kind])) if runs[kind] else NOTHING for kind in runs)
         cells["minutes"] = " / ".join(_minutes(found) for found in runs.values())
-        cells["hardware"] = ", ".join(sorted({r["hardware"] for found in runs.values() for r in found}))
+        used = dict.fromkeys(f"{r['hardware']}, {r['precision']}" for found in runs.values() for r in found)
+        cells["hardware"] = " / ".join(used)
     return cells
 
 
