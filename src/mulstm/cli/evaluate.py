@@ -88,7 +88,7 @@ def command(
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._terminal import shown
     from mulstm.cli._text import is_own, part_of
-    from mulstm.dynamic import Settings
+    from mulstm.dynamic import Settings, evaluate_dynamic
     from mulstm.evaluate import evaluate
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
@@ -112,7 +112,6 @@ def command(
     total = min(symbols or part.symbols_count, part.symbols_count)
     if dynamic:
         from mulstm.cli import _dynamic
-        from mulstm.dynamic import evaluate_dynamic
 
         if record is not None:
             _dynamic.require_record_of(loaded, part, record)
@@ -145,7 +144,8 @@ def command(
         result |= _dynamic.facts(settings)
     costs = None
     if words and found.losses is not None:
-        costs = word_costs(part.raw()[: found.symbols], found.losses)
+        text_read = part.text.read(part.start, part.start + found.symbols).tobytes()
+        costs = word_costs(text_read, found.losses)
         result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
     if as_json:
         console.result_json(result)

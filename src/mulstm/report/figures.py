@@ -182,15 +182,12 @@ def _paint_run(picture: Any, data: Any) -> None:
     low, high = min(levels) - 0.1, min(max(levels), min(levels) * 2.2) + 0.1
     axes.set_ylim(low, high)
     axes.set_xlim(0, data["train"][-1][0] * 1.03)
-    height = float("-inf")
-    for name, level in sorted(data["marks"].items(), key=lambda mark: mark[1]):
+    for name, level, height in _apart(data["marks"], 0.055 * (high - low)):
         colour, weight = (BLUE, "bold") if name == OWN else (INK, "normal")
         axes.axhline(level, color=BLUE if name == OWN else FAINT, linewidth=1, linestyle=(0, (4, 3)))
-        # Beside the axes, and far enough apart to be read.
-        height = max(level, height + 0.055 * (high - low))
         axes.annotate(
             f"{name}, test {level:.2f}",
-            (1.01, height),
+            (1.01, height),  # beside the axes
             xycoords=("axes fraction", "data"),
             va="center",
             fontsize=9,
@@ -198,6 +195,14 @@ def _paint_run(picture: Any, data: Any) -> None:
             weight=weight,
         )
     axes.legend(loc="upper right")
+
+
+def _apart(levels: Mapping[str, float], gap: float) -> Iterator[tuple[str, float, float]]:
+    """Names and levels from below, each with a height at which its name does not touch the one before."""
+    height = float("-inf")
+    for name, level in sorted(levels.items(), key=lambda item: item[1]):
+        height = max(level, height + gap)
+        yield name, level, height
 
 
 def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
@@ -250,13 +255,11 @@ def _paint_curves(picture: Any, data: Any) -> None:
 
 
 def _paint_levels(axes: Any, levels: Mapping[str, float]) -> None:
-    """The paper's figure of each row, with names far enough apart to be read."""
+    """The paper's figure of each row."""
     low, high = axes.get_ylim()
-    height = float("-inf")
-    for row, level in sorted(levels.items(), key=lambda item: item[1]):
+    for row, level, height in _apart(levels, 0.038 * (high - low)):
         colour = COLOURS.get(row, INK)
         axes.axhline(level, color=colour, linewidth=1.2, linestyle=":", zorder=1.8)  # above the grid
-        height = max(level, height + 0.038 * (high - low))
         axes.annotate(
             f"paper (test) {level:.2f}",
             (0, height),
