@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from made import TINY, made_text, text_recipe
+from mulstm import report
 from mulstm.recipe import Recipe
 
 
@@ -32,3 +33,11 @@ def tiny(text_file: Path) -> Callable[..., Recipe]:
         return text_recipe(text_file, [*TINY, *overrides])
 
     return make
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (tmp_path / "README.md").write_text(f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nThe rest.\n")
+    return folder

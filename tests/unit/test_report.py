@@ -2,73 +2,16 @@
 
 import itertools
 import json
-import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from made_records import add, cells, markdown
 from mulstm import recipe, report, runs
 from mulstm.errors import ExtraError, RunError
 from mulstm.recipe import names
 from mulstm.report import figures, paper, records, tables
-
-
-def add(results: Path, name: str, bits: float, *, seed: int = 1, minutes: float = 10.0, **more: Any) -> Path:
-    """A record with a made-up curve that ends a little above `bits`."""
-    one = recipe.load(name)
-    values = {
-        "recipe": name,
-        "table": one.table,
-        "row": one.row,
-        "seed": seed,
-        "parameters": 20_394_600,
-        "complete": True,
-        "valid_bits_per_char": bits + 0.01,
-        "test_bits_per_char": bits,
-        "test_symbols": 5_000_000,
-        "evaluate_lanes": 10,
-        "epochs": one.train.epochs,
-        "updates": 1000,
-        "train_seconds": 60 * minutes,
-        "hardware": "some GPU",
-        "precision": "bf16",
-        "backend": "fused",
-        "commit": "0123",
-    }
-    path = results / name / f"seed{seed}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values | more))
-    lines = [
-        {
-            "update": n,
-            "seconds": 6 * n * minutes,
-            "train_bits_per_char": bits,
-            "valid_bits_per_char": bits + math.exp(-n),
-        }
-        for n in range(1, 11)
-    ]
-    path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (tmp_path / "README.md").write_text(f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nThe rest.\n")
-    return folder
-
-
-def cells(page: str, start: str) -> list[str]:
-    """The cells of the table line that begins so."""
-    (line,) = [line for line in page.splitlines() if line.startswith(f"| {start} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def markdown(results: Path) -> str:
-    return tables.markdown(records.read(results), None)
 
 
 def test_no_records_at_all(results: Path) -> None:
@@ -118,34 +61,6 @@ def test_runs_that_do_not_count_stand_apart(results: Path) -> None:
         "half an hour was over",
     ]
     assert page.index("## Runs that are not counted") > page.index("## Dynamic evaluation")
-
-
-def test_a_record_counts_as_long_as_its_recipe_stands(results: Path) -> None:
-    name = "hutter/mlstm-emb-wn-vd-fast"
-    then = recipe.settings(recipe.load(name))
-    assert then["optimiser.rate"] == 8e-3
-    # Another seed or precision is no other recipe, and a key that came later means what it always did.
-    other = then | {"train.seed": 2, "train.precision": "fp32"}
-    del other["train.ema_start"]
-    path = add(results, name, 1.26, settings=other)
-    assert cells(markdown(results), "**mLSTM +emb +WN +VD**")[4] == "1.260"
-    add(results, name, 1.25, settings=then | {"optimiser.rate": 1e-3})
-    page = markdown(results)
-    assert cells(page, "**mLSTM +emb +WN +VD**")[4] == "not counted"
-    assert "the recipe has changed since: optimiser.rate was 0.001, is 0.008" in page
-    # A key that came later, and that the recipe sets by now.
-    assert (then.pop("optimiser.clip"), recipe.OptimiserRecipe().clip) == (0.1, 0.0)
-    add(results, name, 1.25, settings=then)
-    assert "the recipe has changed since: optimiser.clip was 0.0, is 0.1" in markdown(results)
-    assert json.loads(path.read_text())["complete"]  # the file stays
-
-
-def test_a_recipe_under_its_old_name_is_no_second_seed(results: Path) -> None:
-    add(results, "hutter/mlstm-fast", 1.43)
-    add(results, "hutter/mlstm-emb-wn-fast", 1.37, recipe="hutter/mlstm-quick", row="mlstm", kind="fast")
-    page = markdown(results)
-    assert cells(page, "**unregularised mLSTM**")[4] == "1.430"
-    assert "no packaged recipe has that name" in page
 
 
 def test_curves_that_do_not_count_say_so(results: Path) -> None:
@@ -220,22 +135,6 @@ def test_published_dynamic_figures_stand_beside_their_own_row_only(results: Path
     assert cells(page, "hutter/mlstm-emb-wn-vd-large-fast, seed 1")[-1] == "1.08"
     assert cells(page, "hutter/mlstm-fast, seed 1")[-1] == "–"
     assert "hutter/mlstm, seed 1" not in page
-
-
-def test_a_later_dynamic_evaluation_takes_the_place_of_an_earlier_one(results: Path) -> None:
-    path = add(results, "hutter/mlstm", 1.4, dynamic_test_bits_per_char=1.3, dynamic_rate=1e-6)
-    records.add_dynamic(path, {"test_bits_per_char": 1.2, "pull": 0.0})
-    before = json.loads(add(results, "hutter/mlstm", 1.4, seed=2).read_text()) | {"seed": 1}
-    after = json.loads(path.read_text())
-    assert after == before | {"dynamic_test_bits_per_char": 1.2, "dynamic_pull": 0.0}
-    with pytest.raises(RunError, match=r"none\.json cannot be read"):
-        records.add_dynamic(results / "none.json", {})
-
-
-def test_a_record_says_of_which_kind_it_is(results: Path) -> None:
-    add(results, "hutter/mlstm", 1.4, kind="fast")
-    add(results, "hutter/mlstm-fast", 1.4)
-    assert [r.kind for r in records.read(results)] == ["fast", "fast"]
 
 
 def test_ptb_states_its_symbols(results: Path) -> None:
@@ -336,85 +235,6 @@ def test_a_page_without_a_place_for_the_table(results: Path, tmp_path: Path) -> 
     (tmp_path / "README.md").write_text("# Title\n")
     with pytest.raises(RunError, match="has no place for the results"):
         report.write(results, tmp_path / "README.md")
-
-
-def test_records_that_are_none(results: Path) -> None:
-    path = add(results, "hutter/mlstm", 1.4)
-    path.write_text("{")
-    with pytest.raises(RunError, match="is not JSON"):
-        records.read(results)
-    path.write_text('{"recipe": "hutter/mlstm"}')
-    with pytest.raises(RunError, match="lacks table, row, seed"):
-        records.read(results)
-    for text in ("3", "null", "[1, 2]"):
-        path.write_text(text)
-        with pytest.raises(RunError, match="holds no JSON object"):
-            records.read(results)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("parameters", "20M", 'parameters "20M", which is not a whole number'),
-        ("test_bits_per_char", "abc", 'test_bits_per_char "abc", which is not a number or null'),
-        ("test_bits_per_char", math.nan, "test_bits_per_char NaN"),
-        ("train_seconds", None, "train_seconds null, which is not a number"),
-        ("hardware", None, "hardware null, which is not text"),
-        ("complete", 1, "complete 1, which is not true or false"),
-        ("test_word_perplexity", "88", 'test_word_perplexity "88"'),
-        ("kind", 5, "kind 5, which is not text"),
-    ],
-)
-def test_records_of_another_kind(results: Path, key: str, value: object, words: str) -> None:
-    path = add(results, "hutter/mlstm", 1.4, **{key: value})
-    with pytest.raises(RunError) as caught:
-        records.read(results)
-    assert words in str(caught.value)
-    assert str(caught.value).startswith(str(path))
-
-
-def test_curves_of_another_kind(results: Path) -> None:
-    curve = add(results, "hutter/mlstm", 1.4).with_suffix(".jsonl")
-    for line in ('{"update": 1, "valid_bits_per_char": 1.4}', '{"update": 1, "valid_bits_per_char": "x"}'):
-        curve.write_text(f"{line}\n")
-        with pytest.raises(RunError, match=r"seed1\.jsonl has (seconds null|valid_bits_per_char .x.), which"):
-            records.read(results)
-
-
-def test_a_copy_beside_a_record_is_no_second_seed(results: Path) -> None:
-    path = add(results, "hutter/mlstm", 1.4)
-    path.with_name("seed1-copy.json").write_text(path.read_text())
-    assert len(records.read(results)) == 1
-
-
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "holds no JSON object"),
-        ("{}", "by_delay is not five pairs"),
-        ('{"by_delay": [[6, 6], [2, 2]]}', "by_delay is not five pairs"),
-        ('{"by_delay": [[6, 6], [2, 2], [2, 2], [2, 2], [2, NaN]]}', "by_delay is not five pairs"),
-        ('{"by_delay": [[6, 6], [2, 2], [2, 2], [2, 2], [2, 2]], "share": 0.2}', "share 0.2"),
-        ('{"by_delay": [[6, 6], [2, 2], [2, 2], [2, 2], [2, 2]], "corpus": "my.txt"}', 'corpus "my.txt"'),
-    ],
-)
-def test_surprises_that_are_not_the_papers(results: Path, found: str, words: str) -> None:
-    path = results / "hutter" / "surprise.json"
-    path.parent.mkdir()
-    path.write_text(found)
-    with pytest.raises(RunError) as caught:
-        report.write(results, None)
-    assert words in str(caught.value)
-    assert f"mulstm surprise MLSTM LSTM --json > {path}" in str(caught.value)
-
-
-def test_a_damaged_benchmark_is_told(results: Path) -> None:
-    (results / "bench").mkdir()
-    for text in ("{", "[]"):
-        (results / "bench" / "h200.json").write_text(text)
-        with pytest.raises(RunError, match=r"h200\.json (is not JSON|holds no JSON object)\. Make it again"):
-            report.write(results, None)
 
 
 def test_csv_and_json_hold_the_same(results: Path) -> None:
