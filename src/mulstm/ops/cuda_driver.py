@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -123,15 +124,21 @@ class Kernel:
         out.fault = fault.data_ptr()
         return out
 
-    def launch(self, arguments: Arguments) -> None:
-        """On the current stream."""
+    def launcher(self, arguments: Arguments) -> Callable[[], None]:
+        """A function that launches with the arguments as they then are, on the stream that is current now."""
         variant = self.variant
         config = _Config(
             *variant.grid(arguments.B, arguments.N), variant.threads + 32, 1, 1, variant.shared,
             torch.cuda.current_stream().cuda_stream, self.attributes, 2,
         )  # fmt: skip
+        launch, how = _driver().cuLaunchKernelEx, byref(config)
         parameters = (c_void_p * 1)(ctypes.addressof(arguments))
-        _check(_driver().cuLaunchKernelEx(byref(config), self.function, parameters, None), "a launch")
+
+        def run() -> None:
+            if code := launch(how, self.function, parameters, None):
+                _check(code, f"a launch of {arguments.B} rows")
+
+        return run
 
 
 _KERNELS: dict[tuple[torch.device, Variant], Kernel] = {}

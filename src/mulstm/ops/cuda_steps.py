@@ -2,49 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mulstm.ops.cuda_driver import Arguments, fault_flag, kernel
+from mulstm.ops.cuda_driver import fault_flag, kernel
 from mulstm.ops.cuda_source import Variant
 from mulstm.ops.triton_plan import Form
 
 if TYPE_CHECKING:
     from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
 
-Fields = Iterator[tuple[str, Tensor | None]]
+Fixed = dict[str, Tensor | None]  # what every step is given
+Moving = dict[str, tuple[Tensor, int]]  # step t is given place t + this number of the tensor, around it
 
 
 def _launcher(
     variant: Variant,
     x: Tensor,  # (T, B, K)
     W: Tensor,
-    given: Callable[[int], Fields],
+    fixed: Fixed,
+    moving: Moving,
     stride_x: int = 0,
     stride_y: int = 0,
 ) -> Callable[[int], None]:
-    """A function of t that multiplies x_t by W; `given` names the other tensors of a step."""
+    """A function of t that multiplies x_t by W, with the other tensors under their names in step.cu."""
     work = kernel(variant, x.device)
-    base = work.arguments(x, W, fault_flag(x.device))
-    base.stride_x, base.stride_y = stride_x, stride_y
-    places, B = x.shape[0], x.shape[1]
+    arguments = work.arguments(x, W, fault_flag(x.device))
+    arguments.stride_x, arguments.stride_y = stride_x, stride_y
+    for name, tensor in fixed.items():
+        setattr(arguments, name, None if tensor is None else tensor.data_ptr())
+    # Addresses are counted here: an index into a tensor costs more than all the rest of a launch.
+    moves = [
+        (name, y.data_ptr(), y.stride(0) * y.element_size(), y.shape[0], ahead)
+        for name, (y, ahead) in moving.items()
+    ]
+    places, B = x.shape[:2]
+    launch = work.launcher(arguments)
 
     def run(t: int) -> None:
-        arguments = Arguments.from_buffer_copy(base)
         arguments.row = t % places * B
-        for name, tensor in given(t):
-            setattr(arguments, name, None if tensor is None else tensor.data_ptr())
-        work.launch(arguments)
+        for name, start, size, count, ahead in moves:
+            setattr(arguments, name, start + (t + ahead) % count * size)
+        launch()
 
     return run
 
 
-def _rows_of(x: Tensor, chunk: Chunk, t: int) -> Fields:
-    """Where a step finds its rows of mx or zx."""
-    yield "x0", x[t] if chunk.rows is None else x
-    yield "rows", None if chunk.rows is None else chunk.rows[t]
+def _rows_of(x: Tensor, chunk: Chunk) -> tuple[Fixed, Moving]:
+    """Where steps find their rows of mx or zx."""
+    return ({}, {"x0": (x, 0)}) if chunk.rows is None else ({"x0": x}, {"rows": (chunk.rows, 0)})
 
 
 def m_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int], None]:
@@ -52,14 +60,10 @@ def m_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int]
     mx, W_mh = chunk.mx, chunk.W_mh
     assert mx is not None
     assert W_mh is not None
-    a, m = saved.a, saved.m
     variant = Variant(form, "m", save=save, indexed=chunk.rows is not None)
-
-    def given(t: int) -> Fields:
-        k = t % a.shape[0]
-        yield from (*_rows_of(mx, chunk, t), ("y0", a[k]), ("y1", m[k]))
-
-    return _launcher(variant, saved.h, W_mh, given, mx.stride(-2))
+    fixed, moving = _rows_of(mx, chunk)
+    moving |= {"y0": (saved.a, 0), "y1": (saved.m, 0)}
+    return _launcher(variant, saved.h, W_mh, fixed, moving, mx.stride(-2))
 
 
 def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int], None]:
@@ -71,45 +75,34 @@ def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[
         form, "gates", unit=unit, mask=mask is not None, bias=b_h is not None, save=save, early=early,
         indexed=rows is not None,
     )  # fmt: skip
-    places = c.shape[0]
-
-    def given(t: int) -> Fields:
-        yield from (*_rows_of(zx, chunk, t), ("x1", c[t % places]), ("x2", mask), ("x3", b_h))
-        yield from (("y0", z[t] if save else None), ("y1", c[(t + 1) % places]), ("y2", h[t + 1]))
-
-    return _launcher(variant, m if early else h, W_zm, given, zx.stride(-2))
+    fixed, moving = _rows_of(zx, chunk)
+    fixed |= {"x2": mask, "x3": b_h}
+    moving |= {"x1": (c, 0), "y1": (c, 1), "y2": (h, 1)}
+    if save:
+        moving["y0"] = (z, 0)
+    return _launcher(variant, m if early else h, W_zm, fixed, moving, zx.stride(-2))
 
 
 def product(x: Tensor, W: Tensor, out: Tensor, form: Form) -> Callable[[int], None]:
     """Makes x_t @ W.T in out_t, and nothing else."""
-
-    def given(t: int) -> Fields:
-        yield "y0", out[t % out.shape[0]]
-
-    return _launcher(Variant(form, "sums"), x, W, given)
+    return _launcher(Variant(form, "sums"), x, W, {}, {"y0": (out, 0)})
 
 
 def sums(x: Tensor, W: Tensor, form: Form) -> tuple[Tensor, Callable[[int], None]]:
     """Where x_t @ W comes to stand, in parts to be added, and the function that makes it."""
     out = x.new_empty(form.parts, x.shape[1], W.shape[1])
-
-    def given(t: int) -> Fields:
-        yield "y0", out
-
-    return out, _launcher(Variant(form, "sums", rows_are_k=True), x, W, given)
+    return out, _launcher(Variant(form, "sums", rows_are_k=True), x, W, {"y0": out}, {})
 
 
 def dm_step(chunk: Chunk, saved: Saved, out: Gradients, form: Form) -> Callable[[int], None]:
     """Makes da_t and dmx_t from dz_t."""
-    mx, W_zm, dmx = chunk.mx, chunk.W_zm, out.dmx
+    mx, dmx = chunk.mx, out.dmx
     assert mx is not None
     assert dmx is not None
     variant = Variant(form, "dm", rows_are_k=True, indexed=chunk.rows is not None)
-
-    def given(t: int) -> Fields:
-        yield from (*_rows_of(mx, chunk, t), ("x1", saved.a[t]), ("y0", out.da[t]), ("y1", dmx[t]))
-
-    return _launcher(variant, out.dr, W_zm, given, mx.stride(-2), dmx.stride(1))
+    fixed, moving = _rows_of(mx, chunk)
+    moving |= {"x1": (saved.a, 0), "y0": (out.da, 0), "y1": (dmx, 0)}
+    return _launcher(variant, out.dr, chunk.W_zm, fixed, moving, mx.stride(-2), dmx.stride(1))
 
 
 def cell_step(chunk: Chunk, saved: Saved, dh: Tensor, out: Gradients, form: Form) -> Callable[[int], None]:
@@ -118,9 +111,6 @@ def cell_step(chunk: Chunk, saved: Saved, dh: Tensor, out: Gradients, form: Form
     assert W_mh is not None
     c, z, dz = saved.c, saved.z, out.dz
     variant = Variant(form, "cell", rows_are_k=True, unit=unit, mask=mask is not None, bias=b_h is not None)
-
-    def given(t: int) -> Fields:
-        yield from (("x0", z[t - 1]), ("x1", c[t - 1]), ("x2", c[t]), ("x3", mask), ("x4", dh[t - 1]))
-        yield from (("x5", b_h), ("y0", out.dc_0), ("y1", dz[t - 1]), ("y2", out.db_h))
-
-    return _launcher(variant, out.da, W_mh, given, stride_y=dz.stride(1))
+    fixed: Fixed = {"x3": mask, "x5": b_h, "y0": out.dc_0, "y2": out.db_h}
+    moving: Moving = {"x0": (z, -1), "x1": (c, -1), "x2": (c, 0), "x4": (dh, -1), "y1": (dz, -1)}
+    return _launcher(variant, out.da, W_mh, fixed, moving, stride_y=dz.stride(1))
