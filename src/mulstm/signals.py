@@ -13,9 +13,18 @@ class SignalError(Exception):
     """Ends an evaluation when a signal has come."""
 
 
+def kinds() -> list[signal.Signals]:
+    """SIGINT, SIGTERM and SIGHUP, where they are known and not ignored.
+
+    Ctrl-C is ignored by a program in the background, SIGHUP under nohup; that stays so.
+    """
+    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    return [kind for kind in known if signal.getsignal(kind) != signal.SIG_IGN]
+
+
 @contextlib.contextmanager
 def listening(heard: list[int]) -> Iterator[None]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP is put into `heard`; a second one acts at once."""
+    """Inside, the first of these signals is put into `heard`; a second one acts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -24,17 +33,14 @@ def listening(heard: list[int]) -> Iterator[None]:
         heard.append(signum)
         signal.signal(signum, before[signal.Signals(signum)])
 
-    kinds = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else: nohup
-        kinds.append(signal.SIGHUP)
-    before = {kind: signal.getsignal(kind) for kind in kinds}
-    for kind in kinds:
+    before = {kind: signal.getsignal(kind) for kind in kinds()}  # whole before the first can be heard
+    for kind in before:
         signal.signal(kind, hear)
     try:
         yield
     finally:
-        for kind in kinds:
-            signal.signal(kind, before[kind])
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def heeding(heard: list[int]) -> Callable[[int, float], None]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from mulstm import signals
+
 
 @contextmanager
 def ending_tidily(tell: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
@@ -33,12 +35,9 @@ def ending_tidily(tell: Callable[[int], None]) -> Iterator[Callable[[int], None]
             leave(came[0], None)
         tell(more)
 
-    # What is ignored, as Ctrl-C is by a program in the background and SIGHUP under nohup, stays so.
-    kinds = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    heard = [kind for kind in kinds if signal.getsignal(kind) != signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in heard}
+    before = {kind: signal.signal(kind, leave) for kind in signals.kinds()}
     try:
         yield tell_or_leave
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

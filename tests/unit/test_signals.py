@@ -1,0 +1,37 @@
+"""Signals: the first is noted, a second acts, what is ignored stays so."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from mulstm import signals
+
+
+@pytest.fixture
+def ignored() -> Iterator[signal.Signals]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield signal.SIGINT
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_is_noted_and_a_second_acts() -> None:
+    heard: list[int] = []
+    with signals.listening(heard):
+        signal.raise_signal(signal.SIGINT)
+        assert heard == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert heard == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_ignored_stays_so(ignored: signal.Signals) -> None:
+    heard: list[int] = []
+    with signals.listening(heard):
+        signal.raise_signal(ignored)
+        assert signal.getsignal(ignored) == signal.SIG_IGN
+    assert heard == []
+    assert signal.getsignal(ignored) == signal.SIG_IGN
