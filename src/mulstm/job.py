@@ -87,6 +87,7 @@ def build(
     path: Path | None,
     data_dir: str | Path | None,
     start_from: str | Path | None,
+    corpus: Corpus | None = None,  # the recipe's text, where it is loaded already
 ) -> Job:
     """A job at its beginning, or, where `path` is an earlier run, at its last checkpoint."""
     if recipe.train.lanes % share.count:
@@ -94,7 +95,7 @@ def build(
             f"{recipe.train.lanes} lanes cannot be shared by {share.count} processes. "
             f"Set train.lanes to a multiple of {share.count}."
         )
-    corpus = load_corpus(recipe, share, data_dir)
+    corpus = load_corpus(recipe, share, data_dir) if corpus is None else corpus
     chunks = lanes(recipe, corpus, 0)
     update = _update(recipe, share, corpus, start_from)
     run: runs.Run | None = None

@@ -29,11 +29,15 @@ LOOK_EVERY = {"cpu": 1, "cuda": 20}
 WARM_UP = {"cpu": 1, "cuda": GraphedUpdate.EAGER + 1}
 
 
+class DivergedError(RunError):
+    """Something that is learnt or measured is no longer a number."""
+
+
 class RunInterruptedError(RunError):
     """A signal ended the run; its state was saved first."""
 
     def __init__(self, what: str, remedy: str, signum: int) -> None:
-        super().__init__(f"{what}; everything is saved. {remedy}")
+        super().__init__(f"{what}. {remedy}")
         self.what, self.signum, self.exit_code = what, signum, 128 + signum
 
 
@@ -75,14 +79,7 @@ def train(
             job.is_cut = job.progress.seconds >= job.limit
         if tell is not None:
             _introduce(job)
-            symbols = recipe.train.lanes * recipe.train.chunk
-            job.screen = console.Progress(
-                job.total * symbols,
-                label=recipe.name,
-                done=job.progress.update * symbols,
-                warm_up=WARM_UP[share.device.type] * symbols,
-            )
-            stack.enter_context(job.screen)
+            job.screen = stack.enter_context(screen(job, recipe.name))
         # Only checkpoints tell where a run started: killed before its first, it would go on from the seed.
         if start_from is not None and job.progress.update == 0:
             save(job)
@@ -93,6 +90,17 @@ def train(
         # Nothing that holds tensors may outlive the process group.
         del job
     return record, folder
+
+
+def screen(job: Job, label: str) -> console.Progress:
+    """What the terminal shows of the updates."""
+    symbols = job.recipe.train.lanes * job.recipe.train.chunk
+    return console.Progress(
+        job.total * symbols,
+        label=label,
+        done=job.progress.update * symbols,
+        warm_up=WARM_UP[job.share.device.type] * symbols,
+    )
 
 
 def run_updates(job: Job) -> None:
@@ -373,12 +381,13 @@ def _introduce(job: Job) -> None:
 
 
 def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
-    return RunInterruptedError(what, f'Go on with "mulstm train --resume {quote(str(job.folder))}".', signum)
+    remedy = f'Go on with "mulstm train --resume {quote(str(job.folder))}".'
+    return RunInterruptedError(f"{what}; everything is saved", remedy, signum)
 
 
-def _diverged(job: Job, what: str) -> RunError:
+def _diverged(job: Job, what: str) -> DivergedError:
     kept = f"; the last good checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
-    return RunError(
+    return DivergedError(
         f"{what} no longer a number at update {job.progress.update:,}{kept}. "
         f"Start again with an optimiser.rate below {job.recipe.optimiser.rate:g}, or with optimiser.clip at "
         "a few times the grad_norm in log.jsonl."

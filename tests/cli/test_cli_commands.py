@@ -53,6 +53,26 @@ def test_train_for_some_time_only(call: Call, text_file: Path, tmp_path: Path) -
     assert f"to go on: mulstm train --resume {tmp_path}" in told
 
 
+def test_search_settings(call: Call, text_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "search.jsonl"
+    given = ["search", text_file, "--try", "optimiser.rate=1e-6,1e-2", "--out", out, *settings()]
+    code, told, err = call(*given, "--device", "cpu")
+    assert code == 0
+    assert [line.split()[0] for line in told.splitlines()[2:4]] == [
+        "optimiser.rate=0.01",
+        "optimiser.rate=1e-06",
+    ]
+    assert told.endswith(f"trials: {out}\n")
+    assert "trial 2 of 2: optimiser.rate=1e-2" in err
+    code, told, err = call(*given, "--trial", "optimiser.rate=1e-3 train.updates=2", "--json", "-q")
+    assert (code, err) == (0, "")
+    assert sorted(line["updates"] for line in json.loads(told)["trials"]) == [2, 12, 12]
+    assert len(out.read_text().splitlines()) == 3
+    code, told, err = call("search", text_file, "--out", out)
+    assert (code, told) == (2, "")
+    assert "give --try optimiser.rate=1e-3,2e-3, or --trial" in err
+
+
 def test_options_of_reproduce(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
     monkeypatch.setattr(reproduce, "reproduce", lambda chosen, **more: given.update(more))

@@ -78,7 +78,9 @@ def test_an_interrupted_table_goes_on_with_the_same_command(
     trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(recipe: Recipe, **more: Any) -> None:
-        raise RunInterruptedError("Interrupted at update 5 of 9", "Go on with something else.", 2)
+        raise RunInterruptedError(
+            "Interrupted at update 5 of 9; everything is saved", "Go on with something else.", 2
+        )
 
     monkeypatch.setattr(reproduce, "train", stopped)
     with pytest.raises(RunInterruptedError) as caught:

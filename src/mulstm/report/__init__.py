@@ -9,7 +9,7 @@ from typing import Any
 
 from mulstm import runs
 from mulstm.errors import RunError
-from mulstm.report import bench, figures, paper, records, tables
+from mulstm.report import bench, figures, paper, records, tables, trials
 from mulstm.report.figures import learning_curve
 from mulstm.report.records import Record, publish
 
@@ -61,6 +61,8 @@ def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
         results / "tables.csv": tables.comma_separated(found),
         results / "tables.json": json.dumps(tables.flat(found), indent=2) + "\n",
     }
+    if searched := trials.markdown(results):
+        texts[results / "search.md"] = searched
     if readme is not None:
         texts[readme] = _between(readme, tables.readme(found))
     return texts

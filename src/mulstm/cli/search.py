@@ -1,0 +1,74 @@
+"""`mulstm search`: which settings are better, by short runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mulstm.cli._options import AsJson, DataDir, Device, Overrides, Quiet
+
+
+def command(
+    target: Annotated[
+        str, typer.Argument(help="A text, folder or file of records, the name of a recipe, or a recipe.toml.")
+    ],
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            metavar="KEY=A,B,...",
+            help="Values to try; several of these are combined, each value with each.",
+        ),
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trial",
+            metavar='"KEY=VALUE ..."',
+            help='One trial with these changes; "" is the recipe as it is. Repeatable.',
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0, help="Begin no further trial after so long.")
+    ] = 0.0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Lines of JSON, one a trial (default: runs/search/NAME.jsonl)."),
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try settings in short runs, and compare them on the validation part; the test part is not read.
+
+    --set makes all of them short, as in --set train.epochs=0.5. Trials that are in the file already are not
+    run again.
+    """
+    from mulstm import console, search
+    from mulstm.cli._target import recipe_for
+    from mulstm.report import trials as lines
+
+    changes = [tuple(text.split()) for text in given or []] + search.combinations(axes or [])
+    if not changes:
+        raise typer.BadParameter("give --try optimiser.rate=1e-3,2e-3, or --trial")
+    trials = [
+        search.Trial(made, recipe_for(target, [*(overrides or []), *made], data_dir)) for made in changes
+    ]
+    out = out or Path("runs/search") / f"{trials[0].recipe.name}.jsonl"
+    found = search.search(
+        trials,
+        out=out,
+        data_dir=data_dir,
+        device=device,
+        minutes=minutes,
+        note=None if quiet else console.note,
+    )
+    if as_json:
+        console.result_json({"trials": lines.best_first(found), "file": str(out)})
+        return
+    console.table(lines.HEADERS, lines.rows(found))
+    console.result(f"trials: {out}")

@@ -1,0 +1,100 @@
+"""What `mulstm search` found: lines of JSON, one a trial, and the tables made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mulstm import console
+from mulstm.errors import RunError
+
+Result = dict[str, Any]
+KEYS = {
+    *("recipe", "settings", "valid_bits_per_char", "train_bits_per_char", "parameters", "epochs", "updates"),
+    *("symbols_per_second", "train_seconds", "valid_symbols", "evaluate_lanes", "hardware", "precision"),
+}
+HEADERS = ("settings", "valid bits/char", "train", "parameters", "epochs", "updates", "symbols/s", "time")
+
+
+def read(path: Path) -> list[Result]:
+    """The trials of a file; none where there is none yet."""
+    try:
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError):
+        found = [None]
+    # Lines about other things, without settings, may stand among them.
+    trials = [line for line in found if not isinstance(line, dict) or "settings" in line]
+    if not all(isinstance(line, dict) and line.keys() >= KEYS for line in trials):
+        raise RunError(f"{path} is not the file of a search. Give another one, or remove it.")
+    return trials
+
+
+def best_first(trials: Sequence[Result]) -> list[Result]:
+    """By what validation costs; those that diverged come last."""
+
+    def place(line: Result) -> tuple[bool, float]:
+        bits = line["valid_bits_per_char"]
+        return bits is None, bits or 0.0
+
+    return sorted(trials, key=place)
+
+
+def rows(trials: Sequence[Result]) -> list[list[str]]:
+    """Under HEADERS, best first; of the settings those that are not the same in all trials."""
+    varied = _varied([line["settings"] for line in trials])
+    return [
+        [
+            " ".join(f"{key}={line['settings'].get(key)}" for key in varied) or "as it is",
+            "diverged" if line["valid_bits_per_char"] is None else _bits(line["valid_bits_per_char"]),
+            _bits(line["train_bits_per_char"]),
+            f"{line['parameters']:,}",
+            f"{line['epochs']:.3g}",
+            f"{line['updates']:,}",
+            console.quantity(line["symbols_per_second"] or 0),
+            console.duration(line["train_seconds"]),
+        ]
+        for line in best_first(trials)
+    ]
+
+
+def markdown(results: Path) -> str:
+    """A page with a table for each recipe that was searched; empty where none was."""
+    parts = []
+    for path in sorted((results / "search").glob("*.jsonl")):
+        trials = read(path)
+        for name in dict.fromkeys(line["recipe"] for line in trials):
+            of_recipe = [line for line in trials if line["recipe"] == name]
+            parts.append(f"## {name}\n\n{_told(of_recipe, path.name)}\n\n{_table(rows(of_recipe))}")
+    if not parts:
+        return ""
+    head = (
+        "# Searches\n\nMade from the files in [search](search) by `mulstm report`; do not edit. Short runs, "
+        "compared on the validation part; the test part was not read."
+    )
+    return "\n\n".join([head, *parts]) + "\n"
+
+
+def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for one in settings for key in one)
+    return [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+
+
+def _bits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}" if value < 100 else f"{value:.2g}"
+
+
+def _told(trials: Sequence[Result], file: str) -> str:
+    """How they were measured, where that is the same for all."""
+    first = trials[0]
+    how = f"{first['valid_symbols']:,} symbols of validation in {first['evaluate_lanes']} lanes"
+    where = " and ".join(dict.fromkeys(f"{t['hardware']}, {t['precision']}" for t in trials))
+    return f"`search/{file}`: {how}; {where}."
+
+
+def _table(cells: Sequence[Sequence[str]]) -> str:
+    lines = [HEADERS, ["---"] * len(HEADERS), *([f"`{row[0]}`", *row[1:]] for row in cells)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,174 @@
+"""Short runs of a recipe with other settings, compared on the validation part; the test part stays unread."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mulstm import job as jobs
+from mulstm import parallel, runs
+from mulstm import recipe as recipes
+from mulstm.data.corpus import Corpus
+from mulstm.errors import DataError, RecipeError, RunError
+from mulstm.job import Job
+from mulstm.recipe import Recipe
+from mulstm.report.trials import Result, read
+from mulstm.signals import listening
+from mulstm.train import DivergedError, RunInterruptedError, run_updates, screen
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: the recipe with its changes made, and what they are, as "key=value"."""
+
+    changes: tuple[str, ...]
+    recipe: Recipe
+
+
+def combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each value of each axis with each of the others; an axis is written key=value,value."""
+    every = []
+    for axis in axes:
+        key, equals, values = axis.partition("=")
+        if not key.strip() or not equals or not all(value.strip() for value in values.split(",")):
+            raise RecipeError(f"{axis!r} is no list of values. Write it as optimiser.rate=1e-3,2e-3.")
+        every.append([f"{key.strip()}={value.strip()}" for value in values.split(",")])
+    return list(itertools.product(*every)) if every else []
+
+
+def search(
+    trials: Sequence[Trial],
+    *,
+    out: Path,
+    data_dir: str | Path | None = None,
+    device: str = "auto",
+    minutes: float = 0.0,  # after which no further trial is begun; 0: all are run
+    note: Callable[[str], None] | None = None,  # None: silent
+) -> list[Result]:
+    """What each trial found; `out` gets a line for each, and one that is there already is not run again."""
+    for trial in trials:
+        recipes.check(trial.recipe)
+    known = read(out)
+    found: list[Result] = []
+    corpus: tuple[Any, Corpus] | None = None
+    started = time.monotonic()
+    with parallel.joined(device) as share:
+        if share.count > 1:
+            raise RunError("A search runs in one process. Start it without torchrun.")
+        for n, trial in enumerate(trials, 1):
+            what = f"trial {n} of {len(trials)}: {' '.join(trial.changes) or 'as it is'}"
+            earlier = next((line for line in known if _is_of(line, trial.recipe)), None)
+            if earlier is not None:
+                found.append(earlier)
+                continue
+            if minutes and time.monotonic() - started >= 60 * minutes:
+                if note is not None:
+                    note(f"The time is over before {what}. The same command goes on with it.")
+                break
+            if corpus is None or corpus[0] != trial.recipe.data:
+                corpus = trial.recipe.data, _with_a_valid_part(trial.recipe, share, data_dir)
+            if note is not None:
+                note(what)
+            result = _run(trial, share, corpus[1], what, is_shown=note is not None)
+            _append(out, result)
+            known.append(result)
+            found.append(result)
+    return found
+
+
+def _is_of(line: Result, recipe: Recipe) -> bool:
+    return bool(line.get("recipe") == recipe.name and line["settings"] == _settings(recipe))
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """As they come back from a file."""
+    return dict(json.loads(json.dumps(recipes.settings(recipe))))
+
+
+def _with_a_valid_part(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
+    corpus = jobs.load_corpus(recipe, share, data_dir)
+    if corpus.split("valid").symbols_count == 0:
+        raise DataError(
+            f"{corpus.name} has no validation part to compare on. Give it one with --set data.split=90-5-5."
+        )
+    return corpus
+
+
+def _run(trial: Trial, share: parallel.Share, corpus: Corpus, what: str, *, is_shown: bool) -> Result:
+    """One trial, in a folder that goes away with it."""
+    with tempfile.TemporaryDirectory(prefix="mulstm-") as folder, contextlib.ExitStack() as stack:
+        job = jobs.build(
+            trial.recipe,
+            share,
+            stack,
+            runs_dir=Path(folder),
+            path=None,
+            data_dir=None,
+            start_from=None,
+            corpus=corpus,
+        )
+        stack.enter_context(listening(job.signals))
+        if is_shown:
+            job.screen = stack.enter_context(screen(job, trial.recipe.name))
+        diverged = ""
+        try:
+            run_updates(job)
+        except DivergedError as error:
+            diverged = str(error).partition(". ")[0]
+        except RunInterruptedError as stop:
+            remedy = "The trials before it are kept; the same command goes on with this one."
+            raise RunInterruptedError(f"Interrupted in {what}", remedy, stop.signum) from stop
+        result = _result(trial, job, diverged)
+        del job
+    if share.device.type == "cuda":
+        torch.cuda.empty_cache()  # the next one's graph wants a pool of its own
+    return result
+
+
+def _result(trial: Trial, job: Job, diverged: str) -> Result:
+    recipe, progress = trial.recipe, job.progress
+    lines = runs.read_log(job.folder)
+    last = lines[-1] if lines else {}
+    bits = progress.best_bits if recipe.evaluate.patience else progress.valid_bits
+    valid = job.corpus.split("valid").symbols_count
+    return {
+        "recipe": recipe.name,
+        "set": list(trial.changes),
+        "seed": recipe.train.seed,
+        "parameters": job.update.model.parameter_count(),
+        "valid_bits_per_char": None if diverged else bits,
+        "train_bits_per_char": None if diverged else last.get("train_bits_per_char"),
+        "valid_symbols": min(recipe.evaluate.symbols or valid, valid),
+        "evaluate_lanes": recipe.evaluate.lanes,
+        "epochs": progress.update / job.epoch,
+        "updates": progress.update,
+        "train_seconds": progress.seconds,
+        "symbols_per_second": last.get("symbols_per_second"),
+        "stopped": diverged or progress.stopped,
+        "hardware": job.hardware,
+        "precision": recipe.train.precision,
+        "backend": job.backend,
+        "commit": runs.commit(),
+        "curve": [
+            {key: line[key] for key in ("update", "train_bits_per_char", "valid_bits_per_char")}
+            for line in lines
+            if line.get("valid_bits_per_char") is not None
+        ],
+        "settings": _settings(recipe),
+    }
+
+
+def _append(path: Path, result: Result) -> None:
+    """One line more, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    runs.write_atomic(path, before + "\n" * (not before.endswith(("\n", ""))) + runs.json_line(result))

@@ -1,0 +1,152 @@
+"""Searches: short runs compared on validation, kept line by line, the test part unread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mulstm import evaluate, parallel, report, search, train
+from mulstm.errors import DataError, RecipeError, RunError
+from mulstm.recipe import Recipe
+from mulstm.report import trials
+
+Tiny = Callable[..., Recipe]
+
+
+def trial(tiny: Tiny, *changes: str) -> search.Trial:
+    return search.Trial(changes, tiny("train.updates=6", *changes))
+
+
+def test_axes_are_combined() -> None:
+    assert search.combinations(["a.x=1, 2", "b.y=p"]) == [("a.x=1", "b.y=p"), ("a.x=2", "b.y=p")]
+    assert search.combinations([]) == []
+    for wrong in ("a.x", "=1,2", "a.x=", "a.x=1,,2"):
+        with pytest.raises(RecipeError, match=r"is no list of values\. Write it as"):
+            search.combinations([wrong])
+
+
+def test_trials_are_compared_kept_and_not_run_again(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "deep" / "search.jsonl"
+    asked = [trial(tiny, "optimiser.rate=1e-6"), trial(tiny, "optimiser.rate=1e-2")]
+    found = search.search(asked, out=out)
+    assert trials.best_first(found) == [found[1], found[0]]
+    assert trials.read(out) == found
+    assert [line["set"] for line in found] == [["optimiser.rate=1e-6"], ["optimiser.rate=1e-2"]]
+    assert all(line["updates"] == 6 and line["stopped"] == "" for line in found)
+    assert found[0]["curve"][-1]["valid_bits_per_char"] == found[0]["valid_bits_per_char"]
+
+    told: list[str] = []
+    monkeypatch.setattr(search, "run_updates", lambda job: pytest.fail("it was run again"))
+    assert search.search(asked, out=out, note=told.append) == found
+    assert told == []
+
+
+def test_it_measures_what_training_measures(tiny: Tiny, tmp_path: Path) -> None:
+    one = trial(tiny, "evaluate.final_lanes=3", "evaluate.lanes=3")
+    (found,) = search.search([one], out=tmp_path / "search.jsonl")
+    record, _ = train.train(one.recipe, runs_dir=tmp_path, quiet=True)
+    assert found["valid_bits_per_char"] == pytest.approx(record["valid_bits_per_char"], abs=1e-6)
+    assert found["parameters"] == record["parameters"]
+
+
+def test_the_test_part_is_not_read(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    measure = evaluate.evaluate
+
+    def watched(model: Any, split: Any, *more: Any, **named: Any) -> evaluate.Evaluation:
+        read.append(split.name)
+        return measure(model, split, *more, **named)
+
+    monkeypatch.setattr(train, "evaluate", watched)
+    search.search([trial(tiny)], out=tmp_path / "search.jsonl")
+    assert set(read) == {"valid"}
+
+
+def test_one_that_diverges_comes_last(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = search.run_updates
+
+    def broken(job: Any) -> None:
+        if job.recipe.optimiser.rate == 1:
+            raise train.DivergedError("The loss is no longer a number at update 3. Start again.")
+        run(job)
+
+    monkeypatch.setattr(search, "run_updates", broken)
+    found = search.search(
+        [trial(tiny, "optimiser.rate=1"), trial(tiny, "optimiser.rate=1e-2")], out=tmp_path / "s.jsonl"
+    )
+    assert found[0]["valid_bits_per_char"] is None
+    assert found[0]["stopped"] == "The loss is no longer a number at update 3"
+    assert [row[1] for row in trials.rows(found)][1] == "diverged"
+
+
+def test_a_signal_ends_it_and_the_same_command_goes_on(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "search.jsonl"
+    asked = [trial(tiny, "optimiser.rate=1e-3"), trial(tiny, "optimiser.rate=1e-2")]
+    run = search.run_updates
+
+    def interrupted(job: Any) -> None:
+        if job.recipe.optimiser.rate == 1e-2:
+            signal.raise_signal(signal.SIGTERM)
+        run(job)
+
+    monkeypatch.setattr(search, "run_updates", interrupted)
+    with pytest.raises(
+        train.RunInterruptedError, match=r"Interrupted in trial 2 of 2: .*\. The trials before it are kept"
+    ) as caught:
+        search.search(asked, out=out)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert len(trials.read(out)) == 1
+    monkeypatch.undo()
+    assert len(search.search(asked, out=out)) == len(trials.read(out)) == 2
+
+
+def test_no_trial_is_begun_after_its_time(tiny: Tiny, tmp_path: Path) -> None:
+    told: list[str] = []
+    asked = [trial(tiny, "optimiser.rate=1e-3"), trial(tiny, "optimiser.rate=1e-2")]
+    found = search.search(asked, out=tmp_path / "search.jsonl", minutes=1e-6, note=told.append)
+    assert found == []
+    assert told == [
+        "The time is over before trial 1 of 2: optimiser.rate=1e-3. The same command goes on with it."
+    ]
+
+
+def test_what_cannot_be_compared(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "search.jsonl"
+    with pytest.raises(DataError, match="no validation part to compare on"):
+        search.search([trial(tiny, "data.split=95-0-5", "evaluate.patience=0")], out=out)
+    out.write_text("notes of mine\n")
+    with pytest.raises(RunError, match="is not the file of a search"):
+        search.search([trial(tiny)], out=out)
+    assert out.read_text() == "notes of mine\n"
+    out.write_text('{"settings": {}}\n')
+    with pytest.raises(RunError, match="is not the file of a search"):
+        trials.read(out)
+    two = parallel.Share(0, 2, torch.device("cpu"))
+    monkeypatch.setattr(parallel, "joined", lambda device: contextlib.nullcontext(two))
+    with pytest.raises(RunError, match="in one process"):
+        search.search([trial(tiny)], out=tmp_path / "other.jsonl")
+
+
+def test_tables_are_made_of_them(tiny: Tiny, results: Path) -> None:
+    assert "search.md" not in {path.name for path in report.write(results, None)}
+    out = results / "search" / "tiny.jsonl"
+    search.search([trial(tiny, "optimiser.rate=1e-6"), trial(tiny, "optimiser.rate=1e-2")], out=out)
+    with out.open("a") as stream:
+        stream.write(json.dumps({"note": "of another kind"}) + "\n")
+    assert results / "search.md" in report.write(results, None)
+    page = (results / "search.md").read_text()
+    first, second = (line for line in page.splitlines() if line.startswith("| `"))
+    assert first.startswith("| `optimiser.rate=0.01` | ")
+    assert second.startswith("| `optimiser.rate=1e-06` | ")
+    assert report.stale(results, None) == []
