@@ -82,7 +82,7 @@ def test_commands_run(line: str, folder: Path, capsys: pytest.CaptureFixture[str
         return
     newest = max((folder / "runs").glob("*/*"))
     line = re.sub(r"runs/\S*\.\.\.", str(newest), line)
-    if words[1] == "train":
+    if words[1] in ("train", "search"):
         line += f" --quiet {SMALL}"
     with contextlib.chdir(folder):
         if words[1] == "decompress":  # what the line before it writes
