@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from made_runs import RICH, Tiny, same, weights
-from mulstm import checkpoint, job, parallel, train, update
+from mulstm import checkpoint, job, parallel, search, train, update
 from mulstm.evaluate import evaluate
 
 pytestmark = [
@@ -82,3 +82,14 @@ def test_a_loss_that_is_no_number(tiny: Tiny, tmp_path: Path) -> None:
         train.train(
             tiny("optimiser.rate=1e30", "train.updates=60"), runs_dir=tmp_path, device="cuda", quiet=True
         )
+
+
+def test_trials_one_after_the_other(tiny: Tiny, tmp_path: Path) -> None:
+    common = ("train.updates=60", "evaluate.final_lanes=5", "evaluate.lanes=5")
+    asked = [
+        search.Trial((rate,), tiny(rate, *common)) for rate in ("optimiser.rate=1e-6", "optimiser.rate=1e-2")
+    ]
+    found = search.search(asked, out=tmp_path / "search.jsonl", device="cuda")
+    record, _ = train.train(asked[1].recipe, runs_dir=tmp_path, device="cuda", quiet=True)
+    assert found[1]["valid_bits_per_char"] == pytest.approx(record["valid_bits_per_char"], rel=1e-4)
+    assert found[1]["valid_bits_per_char"] < found[0]["valid_bits_per_char"]
