@@ -71,6 +71,11 @@ def test_search_settings(call: Call, text_file: Path, tmp_path: Path) -> None:
     code, told, err = call("search", text_file, "--out", out)
     assert (code, told) == (2, "")
     assert "give --try optimiser.rate=1e-3,2e-3, or --trial" in err
+    assert "no closing quotation" in call("search", text_file, "--trial", 'title="a').err
+    told = call(
+        "search", text_file, "--trial", 'title="of mine" train.updates=1', "--json", "-q", "--out", out
+    )
+    assert json.loads(told.out)["trials"][0]["set"] == ["title=of mine", "train.updates=1"]
 
 
 def test_options_of_reproduce(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

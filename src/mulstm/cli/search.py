@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import split
 from typing import Annotated
 
 import typer
@@ -52,7 +53,10 @@ def command(
     from mulstm.cli._target import recipe_for
     from mulstm.report import trials as lines
 
-    changes = [tuple(text.split()) for text in given or []] + search.combinations(axes or [])
+    try:
+        changes = [tuple(split(text)) for text in given or []] + search.combinations(axes or [])
+    except ValueError as error:  # of a quotation mark without its other
+        raise typer.BadParameter(str(error).lower(), param_hint="--trial") from None
     if not changes:
         raise typer.BadParameter("give --try optimiser.rate=1e-3,2e-3, or --trial")
     trials = [
