@@ -169,6 +169,15 @@ def test_embed_stopped_in_the_middle_leaves_nothing(trained: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
 
 
+def test_evaluate_stopped_in_the_middle_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_bytes(b"what it says\n" * 500_000)
+    process = start("evaluate", trained, tmp_path / "long.txt", "--losses", tmp_path / "x.npy")
+    wait_for(lambda: list(tmp_path.glob(".x.npy*")))
+    process.send_signal(signal.SIGTERM)
+    assert ended(process).code == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
+
+
 STREAMS = {
     "m sample $MODEL -n 9 > /dev/full": (3, "No space left on device"),
     "m sample $MODEL -n 99999 | head -c 9; exit ${PIPESTATUS[0]}": (141, ""),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 
 from mulstm import data
 from mulstm.data.corpus import Split
-from mulstm.errors import BackendError, DataError
+from mulstm.errors import BackendError, DataError, RunError
 from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.nn.model import LanguageModel
 from mulstm.ops import cuda_driver
@@ -110,6 +112,20 @@ def test_losses_are_whole_or_not_there(model: LanguageModel, split: Split, tmp_p
     with pytest.raises(KeyboardInterrupt):
         evaluate(model, split, 1, 2, losses=path, progress=stop)
     assert [p.read_text() for p in path.parent.iterdir()] == ["of an earlier time"]
+
+
+def test_a_disk_too_full_for_losses_is_told(
+    model: LanguageModel, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is measured: a mapped file that meets a full disk ends the process without a word."""
+
+    def full(*arguments: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(RunError, match="No space left"):
+        evaluate(model, split, losses=tmp_path / "losses.npy")
+    assert not list(tmp_path.glob("*losses*"))
 
 
 def test_the_model_is_left_as_it_was(model: LanguageModel, split: Split) -> None:

@@ -176,8 +176,15 @@ def _told(costs: WordCosts | None) -> str:
 def _watched(total: int, quiet: bool, measure: Callable[..., Evaluation]) -> Evaluation:
     """What `measure` finds, with a progress line over `total` symbols unless nobody wants one."""
     from mulstm import console
+    from mulstm.cli._ending import ending_tidily
 
-    if quiet:
-        return measure()
-    with console.Progress(total, label="evaluate") as screen:
-        return measure(progress=lambda done, bits: screen.update(done, bits_per_char=bits))
+    with ending_tidily(lambda more: None) as tell:
+        if quiet:
+            return measure()
+        with console.Progress(total, label="evaluate", warm_up=1) as screen:
+
+            def show(done: int, bits: float) -> None:
+                tell(0)
+                screen.update(done, bits_per_char=bits)
+
+            return measure(progress=show)
