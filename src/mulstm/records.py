@@ -11,7 +11,7 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -25,6 +25,7 @@ _SUFFIXES = {
     **dict.fromkeys((".csv", ".tsv"), "csv"),
 }
 _COMPRESSED = (".gz", ".bz2", ".xz")
+_NOT_READ = (".zip", ".zst", ".7z", ".rar", ".tar", ".tgz")
 _TEXT_FIELDS = ("sequence", "text")
 
 
@@ -34,6 +35,19 @@ class Record(NamedTuple):
     id: str
     text: bytes
     label: str = ""
+
+
+def texts(given: str | bytes | Iterable[str | bytes]) -> Iterator[bytes]:
+    """One text, or many, that a caller gives instead of a file."""
+    if isinstance(given, Mapping) or hasattr(given, "columns"):
+        raise DataError(
+            f"A {type(given).__name__} was given, and the names of it would be read. "
+            "Give a list of the texts alone: the values, or one column."
+        )
+    for k, text in enumerate([given] if isinstance(given, (str, bytes)) else given, 1):
+        if not isinstance(text, (str, bytes)):
+            raise DataError(f"Text {k} is {text!r}, no string. Take it out, or write it as one.")
+        yield text.encode() if isinstance(text, str) else text
 
 
 def kind_of(path: str) -> str:
@@ -56,7 +70,8 @@ def read(
         raise DataError(f'There is no kind of input "{kind}". Choose one of: {", ".join(KINDS)}.')
     fields = (column, id_column, label_column)
     if any(fields) and kind not in ("jsonl", "csv"):
-        raise DataError(f"{path} is read as {kind}, which has no columns. Leave the column out.")
+        help = "Give CSV or JSONL" if label_column else "Leave the column out, or give CSV or JSONL"
+        raise DataError(f"{path} is read as {kind}, which has no columns. {help} (--as says which it is).")
     with _opened(path) as file:
         try:
             if kind == "fasta":
@@ -78,6 +93,11 @@ def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
     if path == "-":
         return nullcontext(sys.stdin.buffer)
     suffix = Path(path).suffix.lower()
+    inside = Path(Path(path).stem).suffix.lower() if suffix in _COMPRESSED else suffix
+    if inside in _NOT_READ:
+        raise DataError(
+            f"{path} is packed in a way that is not read here. Unpack it; gz, bz2 and xz may stay."
+        )
     try:
         if suffix == ".gz":
             return cast(IO[bytes], gzip.open(path, "rb"))
@@ -141,8 +161,9 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
         text = value[fields[0]]
         if not isinstance(text, str):
             raise DataError(f'{where}: "{fields[0]}" is {type(text).__name__}, not text. Mend the line.')
-        name = _sound(str(value[fields[1]])) if fields[1] else str(number)
+        name = value[fields[1]] if fields[1] else None
         label = _sound(str(value[fields[2]])) if fields[2] else ""
+        name = str(number) if name is None else _sound(str(name))
         yield Record(name, text.encode("utf-8", errors="surrogatepass"), label)
 
 
@@ -186,6 +207,8 @@ def _fields(known: list[str], column: str, id_column: str, label_column: str, wh
             "Name one with --column."
         )
     for field in asked:
+        if field and known.count(field) > 1:
+            raise DataError(f"{where}: two columns are called {field}. Give one of them another name.")
         if field and field not in known:
             raise DataError(
                 f'{where}: there is no column "{field}" among {", ".join(known)}. Choose one of these.'

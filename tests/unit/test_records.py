@@ -7,11 +7,13 @@ import gzip
 import io
 import lzma
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mulstm.errors import DataError
-from mulstm.records import Record, kind_of, read
+from mulstm.records import Record, kind_of, read, texts
 
 
 def write(path: Path, text: str | bytes) -> str:
@@ -103,7 +105,11 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.csv", "a,b\n1,2\n", {}, "none of the columns a, b"),
         ("t.csv", "text,b\n1,2\n", {"column": "c"}, 'no column "c" among text, b'),
         ("t.csv", "text,b\n1,2\n3\n", {}, "row 2: 1 fields, but the header has 2"),
+        ("t.csv", "text,b,text\n1,2,3\n", {}, "two columns are called text"),
         ("t.txt", "a\n", {"column": "c"}, "read as lines, which has no columns"),
+        ("t.txt", "a\n", {"label_column": "y"}, "read as lines, which has no columns. Give CSV or JSONL"),
+        ("t.zip", "PK", {}, "t.zip is packed"),
+        ("t.tar.gz", "", {}, "t.tar.gz is packed"),
         ("t.txt", "a\n", {"kind": "xml"}, 'no kind of input "xml"'),
     ],
 )
@@ -112,6 +118,28 @@ def test_faults(name: str, text: str, options: dict[str, str], words: str, tmp_p
     with pytest.raises(DataError) as error:
         list(read(path, **options))
     assert words in str(error.value)
+
+
+def test_a_name_of_null_is_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", '{"text": "a", "id": null}\n')
+    assert list(read(path)) == [Record("1", b"a")]
+
+
+def test_texts_of_a_caller() -> None:
+    assert list(texts("caf\u00e9")) == list(texts(["caf\u00e9".encode()])) == ["caf\u00e9".encode()]
+    assert list(texts(t for t in ("a", b"b"))) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("columns", [{"x": "MKT"}, SimpleNamespace(columns=["sequence"])])
+def test_names_are_not_taken_for_texts(columns: Any) -> None:
+    with pytest.raises(DataError, match="names of it would be read"):
+        list(texts(columns))
+
+
+@pytest.mark.parametrize("value", [float("nan"), None, 3])
+def test_what_is_no_text_is_named(value: Any) -> None:
+    with pytest.raises(DataError, match=f"Text 2 is {value}, no string"):
+        list(texts(["a", value]))
 
 
 def test_a_damaged_gzip(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mulstm.embedding.store import Store
 from mulstm.errors import DataError
 from mulstm.nn.model import LanguageModel
 from mulstm.packing import LANES, Packed, Symbols, run
-from mulstm.records import Record
+from mulstm.records import Record, texts
 
 __all__ = ["Embedded", "Representations", "Summary", "embed", "embed_file", "embedded"]
 
@@ -68,11 +68,11 @@ def embed(
     """The representations of texts or proteins, under the model's own convention, in memory."""
     loaded = model if isinstance(model, Checkpoint) else checkpoint.load(model)
     convention = Convention.of(loaded.alphabet, loaded.meta.get("source") or {})
-    texts = [sequences] if isinstance(sequences, (str, bytes)) else list(sequences)
+    given = list(texts(sequences))
     H = loaded.model.recipe.hidden
     widths = (H, H, loaded.model.zero_state(1)[-1].c.shape[1])
-    rows = Representations(*(np.zeros((len(texts), width), dtype=np.float32) for width in widths))
-    symbols = (convention.read(_bytes(text), str(k + 1)) for k, text in enumerate(texts))
+    rows = Representations(*(np.zeros((len(given), width), dtype=np.float32) for width in widths))
+    symbols = (convention.read(text, str(k)) for k, text in enumerate(given, 1))
     for part in embedded(loaded, symbols, lanes=lanes):
         for array, values in zip(rows, part[1:], strict=True):
             array[part.records] = values
@@ -202,7 +202,3 @@ def _hand_over(packed: Packed, h: Tensor, positions: Callable[[int, int, Array],
 
 def _array(tensor: Tensor) -> Array:
     return tensor.float().cpu().numpy()
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text

@@ -18,7 +18,7 @@ from mulstm.convention import Convention
 from mulstm.errors import CheckpointError, DataError
 from mulstm.packing import LANES, Symbols, picked, run
 from mulstm.predict import impossible
-from mulstm.records import Record
+from mulstm.records import Record, texts
 from mulstm.units import bits, perplexity
 from mulstm.words import SPACES
 
@@ -105,10 +105,7 @@ def score(
 ) -> list[Score]:
     """The scores of texts or proteins under the model's own convention, in the order given; see `scores`."""
     loaded = model if isinstance(model, Checkpoint) else checkpoint.load(model)
-    texts = [sequences] if isinstance(sequences, (str, bytes)) else sequences
-    named = (
-        Record(str(k), text.encode() if isinstance(text, str) else text) for k, text in enumerate(texts, 1)
-    )
+    named = (Record(str(k), text) for k, text in enumerate(texts(sequences), 1))
     return list(scores(loaded, named, lanes=lanes, losses=losses, following=following))
 
 
