@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,6 +162,18 @@ def test_traced(kind: str, gradients: bool) -> None:
     with torch.set_grad_enabled(gradients):
         traced = torch.jit.trace(module, (x,))
         torch.testing.assert_close(traced(x)[0], module(x)[0])
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own
+def test_a_layer_to_onnx(tmp_path: Path) -> None:
+    """ONNX knows none of our operations, and reads those of the reference."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    module, x = MultiplicativeLSTM(E, H).eval(), X.float()
+    torch.onnx.export(module, (x,), tmp_path / "layer.onnx", dynamo=True, verbose=False)
+    session = runtime.InferenceSession(tmp_path / "layer.onnx")
+    (h, *_) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(h), module(x)[0])
 
 
 @pytest.mark.parametrize("evaluation", [True, False])

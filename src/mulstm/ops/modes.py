@@ -21,6 +21,8 @@ def objection() -> str | None:
         return "it has no derivatives in forward mode"
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "torch.jit.trace would write it down as a call into Python"
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        return "ONNX has no such operation"
     return None
 
 
