@@ -142,6 +142,12 @@ def test_the_protein_alphabet() -> None:
     assert Alphabet.from_json(alphabet.to_json()) == alphabet
 
 
+def test_a_folder_of_anybodys_is_not_called_openais() -> None:
+    """A model of one's own leaves in this form too."""
+    source = openai.from_arrays(foreign.openai().arrays, "w").source
+    assert source["licence"].startswith("as the file it was made from")
+
+
 @pytest.mark.parametrize("name", ["unirep", "openai", "nvidia", "chainer", "tape", "torchrecurrent"])
 def test_files_go_in_and_out(name: str, tmp_path: Path) -> None:
     made: Foreign = getattr(foreign, name)()

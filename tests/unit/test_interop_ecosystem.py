@@ -48,6 +48,12 @@ def test_a_folder_for_the_hub_and_back(tmp_path: Path) -> None:
     assert "# my-model" in card
 
 
+def test_a_card_states_no_licence_that_is_only_mentioned(tmp_path: Path) -> None:
+    loaded = saved(tmp_path)
+    loaded.meta["source"]["licence"] = "as the file it was made from (OpenAI's release: MIT)"
+    assert "license:" not in hub.card(loaded, "mine")
+
+
 def test_a_rounded_or_changed_model_comes_back(tmp_path: Path) -> None:
     loaded = saved(tmp_path)
     checkpoint.save(tmp_path / "small.safetensors", loaded.model, loaded.alphabet, storage="int8")

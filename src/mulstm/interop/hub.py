@@ -77,7 +77,7 @@ def card(loaded: Checkpoint, name: str, licence: str = "") -> str:
     """A model card: what the model is, what it measures, where it comes from, how to use it."""
     source, metrics = loaded.meta.get("source") or {}, loaded.meta.get("metrics") or {}
     stated = str(source.get("licence", ""))
-    licence = licence or next((tag for words, tag in _LICENCES.items() if words in stated), "")
+    licence = licence or next((tag for words, tag in _LICENCES.items() if stated.startswith(words)), "")
     recipe = loaded.model.recipe
     front = ["library_name: mulstm", "tags:", "- multiplicative-lstm", "- mulstm"]
     front += [f"license: {licence}"] if licence else []

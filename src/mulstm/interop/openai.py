@@ -67,7 +67,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
         "format": "openai",
         "vocabulary": "bytes",
         "convention": "openai-review",
-        "licence": "MIT (the release of OpenAI)",
+        "licence": "as the file it was made from (OpenAI's release: MIT)",
     }
     recipe = layer_recipe(hidden=H, embedding=E)
     return Weights(recipe, {k: np.ascontiguousarray(v) for k, v in ours.items()}, vocabulary.bytes_(), source)
