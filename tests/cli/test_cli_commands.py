@@ -85,6 +85,9 @@ def test_options_of_reproduce(call: Call, tmp_path: Path, monkeypatch: pytest.Mo
     options = ["--minutes", 2, "--precision", "bf16", "--seed", 3, "--seed", 4]
     assert call("reproduce", "ptb", *options).code == 0
     assert (given["minutes"], given["precision"], given["seeds"]) == (2.0, "bf16", [3, 4])
+    given.clear()
+    code, _, err = call("reproduce", "ptb", "--fast", "--faithful")
+    assert (code, given, "leave both out" in err) == (2, {}, True)
 
 
 def test_train_a_folder_and_a_recipe_file(call: Call, text_file: Path, tmp_path: Path) -> None:
@@ -294,6 +297,9 @@ def test_tables_beside_a_readme_of_other_things(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.md").write_text("# Mine\n")
+    code, out, err = call("reproduce", "hutter", "--report-only")
+    assert (code, out, "no folder results" in err) == (3, "", True)
+    (tmp_path / "results").mkdir()
     assert call("reproduce", "hutter", "--report-only").code == 0
     assert (tmp_path / "results" / "tables.md").is_file()
     assert call("report") == (0, "", "")
