@@ -129,6 +129,8 @@ class Convention:
             )
         if letter.upper() in known:
             help = "Write residues in upper case (embed, score and neurons do with --upper)."
+        elif letter == b">":
+            help = "FASTA that its file's name does not tell wants --as fasta."
         elif letter == b"*":
             help = "The end is understood: take the stop sign out."
         else:

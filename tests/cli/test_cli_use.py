@@ -149,6 +149,8 @@ def test_score(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
     assert "2 records, 34 symbols" in err
     assert "MKTAY" not in (tmp_path / "s.html").read_text()
     assert "<h2>two</h2>" in (tmp_path / "s.html").read_text()
+    code, out, err = call("score", *proteins, "--words")
+    assert (code, out, "no words" in err) == (3, "", True)
 
 
 def test_score_a_text(call: Call, trained: Path, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_cells_without_c(suffix: str, units: tuple[int, ...], tmp_path: Path) ->
         (b"MKT*", "Record p has '*' at position 4, which is no residue. The end is understood"),
         (b"MK\xff", "Record p has 0xff at position 3"),
         (b"MKt", "--upper"),
+        (b">p", "--as fasta"),
         (b"MK1", "Record p has '1' at position 3"),
     ],
 )

@@ -62,7 +62,7 @@ def moving(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None
         yield lambda more: None
         return
     done = 0
-    with console.Progress(total, label=label) as screen:
+    with console.Progress(total, label=label, warm_up=1) as screen:
 
         def tell(more: int) -> None:
             nonlocal done

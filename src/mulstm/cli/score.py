@@ -50,6 +50,8 @@ def command(
 
     require_room(page, force, read=(source, model), endings=(".html",))
     loaded = checkpoint.load(model, parallel.pick(device))
+    if words and (loaded.meta.get("source") or {}).get("convention") == "protein":
+        raise DataError("Proteins have no words. Leave --words out.")
     needed = losses or words or page is not None
     found = scores(
         loaded,
@@ -99,7 +101,7 @@ def _object(score: Score, losses: bool, words: bool) -> dict[str, Any]:
     plain = score.as_dict()
     if not losses:
         plain.pop("losses", None)
-    if words and not score.protein:
+    if words:
         plain["word_scores"] = [
             {"word": w.text.decode("utf-8", errors="replace"), "start": w.start, "nats": w.nats}
             for w in split(score)
@@ -117,7 +119,7 @@ def _tell(score: Score, words: bool) -> None:
     )
     for name, probability in score.following:
         console.result(f"{'':>9} {probability:>12.6f} {'next':>11}  {name!r}")
-    if words and not score.protein:
+    if words:
         for word in split(score):
             text = shown(word.text.decode("utf-8", errors="replace"))
             console.result(f"{'':>9} {word.nats:>12.4f} {'word':>11}  {text}")
