@@ -133,6 +133,15 @@ def test_the_others_are_compared_and_drawn(call: Call, trained: Path, note: Path
     assert ours["bits_per_byte_with_model"] > ours["bits_per_byte"] > 0
 
 
+@pytest.mark.parametrize("options", [("--figure", "size.svg"), ("--bench", "-o", "x.mul")])
+def test_what_would_not_be_written_is_refused(
+    options: tuple[str, ...], call: Call, note: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("compress", "nosuch", note, *options)
+    assert (code, out, "--bench" in err) == (2, "", True)
+
+
 @pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_stopped_in_the_middle_nothing_is_left(
     trained: Path, tmp_path: Path, signal_: signal.Signals, code: int

@@ -57,6 +57,10 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Compress a file with a model. The archive decodes on any machine, with the same model."""
+    if bench and output is not None:
+        raise typer.BadParameter("it writes no archive: leave --output out", param_hint="--bench")
+    if figure is not None and not bench:
+        raise typer.BadParameter("goes with --bench only", param_hint="--figure")
     target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
     if not bench:
         require_room(target, force, read=(file, model))
