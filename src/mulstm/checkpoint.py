@@ -123,13 +123,13 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
 def find(path: str | os.PathLike[str]) -> Path:
     """The file meant: itself, the model of a run folder that counts, or a released model by name.
 
-    A folder of runs stands for the newest of them that has a model.
+    A folder of runs stands for the newest of them that has a model, a hub's folder for the one in it.
     """
     given = Path(path)
     if given.is_dir():
         for folder in (given, *runs.newest_first(".", root=given)):
             # The best is there where the recipe has patience; else the last counts.
-            for name in ("best.safetensors", "last.safetensors"):
+            for name in ("best.safetensors", "last.safetensors", "model.safetensors"):
                 if (folder / name).is_file():
                     return folder / name
         raise CheckpointError(

@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -170,8 +171,13 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
 def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        tabs = ".tsv" in Path(path.lower()).suffixes
-        rows = csv.reader(text, delimiter="\t" if tabs else ",")
+        first = text.readline()
+        if first.startswith(("\udcff\udcfe", "\udcfe\udcff")):
+            raise DataError(f"{path} is written in UTF-16. Save it as UTF-8.")
+        # Where a comma separates decimals, programs separate columns by a semicolon.
+        signs = "\t" if ".tsv" in Path(path.lower()).suffixes else ",;\t"
+        delimiter = next((sign for sign in signs if sign in first), signs[0])
+        rows = csv.reader(chain([first] if first else [], text), delimiter=delimiter)
         try:
             header = next(rows, None)
             if header is None:

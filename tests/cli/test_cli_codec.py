@@ -49,6 +49,7 @@ def test_quantize_keeps_the_model_and_both_sides_may_use_either(
     call: Call, trained: Path, note: Path
 ) -> None:
     made = note.with_name("m.safetensors")
+    assert "--against only" in call("quantize", trained, "-o", made, "--symbols", 10).err
     code, out, _ = call("quantize", trained, "-o", made, "--against", note, "--json")
     facts = json.loads(out)
     assert code == 0

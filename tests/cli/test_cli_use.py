@@ -189,6 +189,7 @@ def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
     assert code == 0
     assert out.startswith("abc")
     assert call("neurons", "sample", trained, "--clamp", "one").code == 2
+    assert "held twice" in call("neurons", "sample", trained, "--clamp", "1=1", "--clamp", "1=2").err
     assert call("neurons", "sample", trained, "--clamp", "1=nan").code == 2
     code, out, err = call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "--figure", "f.bmp")
     assert (code, out, "does not end in .svg or .png or .pdf" in err) == (3, "", True)

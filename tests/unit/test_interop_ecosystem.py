@@ -36,6 +36,7 @@ def saved(tmp_path: Path, **recipe: object) -> Checkpoint:
 def test_a_folder_for_the_hub_and_back(tmp_path: Path) -> None:
     loaded = saved(tmp_path)
     files = hub.save_pretrained(loaded, tmp_path / "my-model")
+    assert checkpoint.find(tmp_path / "my-model") == files[0]
     assert [f.name for f in files] == ["model.safetensors", "config.json", "README.md"]
     back = hub.from_pretrained(tmp_path / "my-model")
     assert back.meta["fingerprint"] == loaded.meta["fingerprint"]

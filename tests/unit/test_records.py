@@ -54,6 +54,12 @@ def test_jsonl(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+def test_the_header_tells_how_columns_are_separated(tmp_path: Path, sign: str) -> None:
+    path = write(tmp_path / "t.csv", sign.join(["id", "text"]) + "\n" + sign.join(["a", '"1,5; 2"']) + "\n")
+    assert list(read(path)) == [Record("a", b"1,5; 2")]
+
+
 def test_csv_and_tsv(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", '\ufeffname,text,label\na,"one, ""two""",pos\nb,"x\ny",neg\n')
     assert list(read(path, id_column="name", label_column="label")) == [
@@ -106,6 +112,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.csv", "text,b\n1,2\n", {"column": "c"}, 'no column "c" among text, b'),
         ("t.csv", "text,b\n1,2\n3\n", {}, "row 2: 1 fields, but the header has 2"),
         ("t.csv", "text,b,text\n1,2,3\n", {}, "two columns are called text"),
+        ("t.csv", "text,b\n1,2\n".encode("utf-16"), {}, "is written in UTF-16. Save it as UTF-8"),
         ("t.txt", "a\n", {"column": "c"}, "read as lines, which has no columns"),
         ("t.txt", "a\n", {"label_column": "y"}, "read as lines, which has no columns. Give CSV or JSONL"),
         ("t.zip", "PK", {}, "t.zip is packed"),

@@ -144,6 +144,8 @@ def _clamps(given: list[str]) -> dict[int, float]:
     for text in given:
         unit, _, value = text.partition("=")
         try:
+            if int(unit) in clamps:
+                raise typer.BadParameter(f"unit {int(unit)} is held twice", param_hint="--clamp")
             clamps[int(unit)] = float(value)
             if not abs(clamps[int(unit)]) < MOST:
                 raise ValueError

@@ -26,13 +26,18 @@ def command(
         typer.Option("--against", help="Measure both models on this file, and what whole numbers cost."),
     ] = None,
     symbols: Annotated[
-        int, typer.Option("--symbols", min=1, help="With --against: only so many bytes from its start.")
-    ] = 200_000,
+        int | None,
+        typer.Option(
+            "--symbols", min=1, help="With --against: only so many bytes from its start (default: 200,000)."
+        ),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn a checkpoint into an integer model: smaller, faster, and the same on every machine."""
     sleep_while_waiting()
+    if symbols is not None and against is None:
+        raise typer.BadParameter("goes with --against only", param_hint="--symbols")
     from mulstm import checkpoint
     from mulstm.codec import integer
     from mulstm.codec.source import default_path, quantize_checkpoint
@@ -51,7 +56,7 @@ def command(
     if against is not None:
         from mulstm.codec.measure import compare
 
-        facts |= compare(loaded, made, against, symbols)
+        facts |= compare(loaded, made, against, symbols or 200_000)
     integer.save(target, made)
     facts |= {"bytes": target.stat().st_size, "parent_bytes": file.stat().st_size}
     if as_json:
