@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,15 @@ def test_tables_are_made_of_them(tiny: Tiny, results: Path) -> None:
     assert first.startswith("| `optimiser.rate=0.01` | ")
     assert second.startswith("| `optimiser.rate=1e-06` | ")
     assert report.stale(results, None) == []
+
+
+def test_pages_tell_what_all_trials_share(tiny: Tiny, tmp_path: Path) -> None:
+    recipe = tiny("train.updates=2", "optimiser.rate=0.5")
+    one = search.Trial((), replace(recipe, name="quickstart"))
+    search.search([one], out=tmp_path / "search" / "tiny.jsonl")
+    page = trials.markdown(tmp_path)
+    (shared,) = (line for line in page.splitlines() if line.startswith("All of them with `"))
+    assert "train.updates=2" in shared
+    assert "optimiser.rate=0.5" in shared
+    assert "train.seed" not in shared
+    assert "| `as it is` | " in page

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mulstm import console
+from mulstm import recipe as recipes
 from mulstm.errors import RunError
 
 Result = dict[str, Any]
@@ -68,14 +69,19 @@ def markdown(results: Path) -> str:
         trials = read(path)
         for name in dict.fromkeys(line["recipe"] for line in trials):
             of_recipe = [line for line in trials if line["recipe"] == name]
-            parts.append(f"## {name}\n\n{_told(of_recipe, path.name)}\n\n{_table(rows(of_recipe))}")
+            parts += [
+                f"## {name}",
+                _told(of_recipe, path.name),
+                _shared(name, of_recipe),
+                _table(rows(of_recipe)),
+            ]
     if not parts:
         return ""
     head = (
         "# Searches\n\nMade from the files in [search](search) by `mulstm report`; do not edit. Short runs, "
         "compared on the validation part; the test part was not read."
     )
-    return "\n\n".join([head, *parts]) + "\n"
+    return "\n\n".join([head, *filter(None, parts)]) + "\n"
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -93,6 +99,17 @@ def _told(trials: Sequence[Result], file: str) -> str:
     how = f"{first['valid_symbols']:,} symbols of validation in {first['evaluate_lanes']} lanes"
     where = " and ".join(dict.fromkeys(f"{t['hardware']}, {t['precision']}" for t in trials))
     return f"`search/{file}`: {how}; {where}."
+
+
+def _shared(name: str, trials: Sequence[Result]) -> str:
+    """What all trials have that the packaged recipe has not, as it stands."""
+    if name not in recipes.names():
+        return ""
+    all_settings = [line["settings"] for line in trials]
+    packaged, varied = recipes.settings(recipes.load(name)), _varied(all_settings)
+    same = {key: value for key, value in all_settings[0].items() if key not in varied}
+    told = [f"{key}={value}" for key, value in same.items() if packaged.get(key) != value]
+    return f"All of them with `{' '.join(told)}`." if told else ""
 
 
 def _table(cells: Sequence[Sequence[str]]) -> str:
