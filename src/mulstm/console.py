@@ -85,10 +85,13 @@ def quantity(count: float) -> str:
 
 
 class Progress:
-    """One line that says how far, how good and how fast; repainted on a terminal, else now and then."""
+    """One line that says how far, how good and how fast; repainted on a terminal, else now and then.
+
+    A total of 0 is one that is not known: then it says how much.
+    """
 
     def __init__(self, total: int, *, label: str = "", done: int = 0, warm_up: int = 0) -> None:
-        self._total, self._label, self._done = max(1, total), label, done
+        self._total, self._label, self._done = total, label, done
         self._extra: dict[str, str] = {}
         # The first `warm_up` symbols are slow, something being compiled: no speed is made of them.
         self._warm = done + warm_up
@@ -146,9 +149,9 @@ class Progress:
 
     def line(self) -> str:
         """What is shown, without colour."""
-        share = min(1.0, self._done / self._total)
+        share = min(1.0, self._done / self._total) if self._total else 1.0
         parts = [self._label] if self._label else []
-        parts.append(f"{share:4.0%}")
+        parts.append(f"{share:4.0%}" if self._total else f"{quantity(self._done)} symbols")
         parts += [
             f"{value} {name}" if name == "bits/char" else f"{name} {value}"
             for name, value in self._extra.items()
@@ -171,7 +174,8 @@ class Progress:
         grid = Table.grid(padding=(0, 1))
         grid.add_column()
         grid.add_column(no_wrap=True)
-        grid.add_row(ProgressBar(self._total, min(self._done, self._total), width=16), self.line())
+        bar = ProgressBar(self._total or None, min(self._done, self._total), width=16)
+        grid.add_row(bar, self.line())
         with contextlib.suppress(OSError):
             self._live.update(grid, refresh=True)
 

@@ -122,6 +122,13 @@ def test_the_speed_leaves_out_what_warms_up(monkeypatch: pytest.MonkeyPatch) -> 
     assert progress.line() == " 53%  2.500 bits/char  10 symbols/s  47 s left"
 
 
+def test_where_the_end_is_not_known_it_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.time, "monotonic", iter([0.0, 2.0, 2.0]).__next__)
+    progress = console.Progress(0, label="compress")
+    progress.update(3_000)
+    assert progress.line() == "compress  3.00k symbols  1.50k symbols/s"
+
+
 def test_the_last_line_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(1000) as progress:
         progress.update(1000)
