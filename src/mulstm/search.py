@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -86,12 +85,7 @@ def search(
 
 
 def _is_of(line: Result, recipe: Recipe) -> bool:
-    return bool(line.get("recipe") == recipe.name and line["settings"] == _settings(recipe))
-
-
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """As they come back from a file."""
-    return dict(json.loads(json.dumps(recipes.settings(recipe))))
+    return bool(line.get("recipe") == recipe.name and line["settings"] == recipes.settings(recipe))
 
 
 def _with_a_valid_part(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
@@ -163,7 +157,7 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
             for line in lines
             if line.get("valid_bits_per_char") is not None
         ],
-        "settings": _settings(recipe),
+        "settings": recipes.settings(recipe),
     }
 
 
@@ -171,4 +165,5 @@ def _append(path: Path, result: Result) -> None:
     """One line more, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    runs.write_atomic(path, before + "\n" * (not before.endswith(("\n", ""))) + runs.json_line(result))
+    end = "" if before.endswith("\n") or not before else "\n"
+    runs.write_atomic(path, before + end + runs.json_line(result))

@@ -49,6 +49,10 @@ def test_trials_are_compared_kept_and_not_run_again(
     monkeypatch.setattr(search, "run_updates", lambda job: pytest.fail("it was run again"))
     assert search.search(asked, out=out, note=told.append) == found
     assert told == []
+    monkeypatch.undo()
+    out.write_text(out.read_text().rstrip("\n"))  # as an editor may leave it
+    search.search([trial(tiny, "optimiser.rate=1e-3")], out=out)
+    assert len(trials.read(out)) == 3
 
 
 def test_it_measures_what_training_measures(tiny: Tiny, tmp_path: Path) -> None:

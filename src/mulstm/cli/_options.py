@@ -35,5 +35,8 @@ Precision = Annotated[
     Literal["fp32", "bf16"],
     typer.Option("--precision", help="bf16 is the fast one on a GPU."),
 ]
+Target = Annotated[
+    str, typer.Argument(help="A text, folder or file of records, the name of a recipe, or a recipe.toml.")
+]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]

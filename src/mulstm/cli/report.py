@@ -25,10 +25,9 @@ def command(
 ) -> None:
     """Write results/tables.md, the figures and the README's table again from the records."""
     from mulstm import console, report
-    from mulstm.errors import CheckFailedError, DataError
+    from mulstm.errors import CheckFailedError
 
-    if not results.is_dir():
-        raise DataError(f"There is no folder {results}. Give the folder of the records with --results.")
+    report.require_folder(results)
     page = readme or report.page_beside(results)
     changed = report.stale(results, page) if check else [str(path) for path in report.write(results, page)]
     if as_json:

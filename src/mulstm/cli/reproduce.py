@@ -43,15 +43,14 @@ def command(
     Interrupted, the same command goes on where it was.
     """
     from mulstm import console, report
-    from mulstm.errors import DataError
     from mulstm.reproduce import KINDS, reproduce, rows
 
     if fast and faithful:
         raise typer.BadParameter(
             "give one, or leave both out for all recipes", param_hint="--fast, --faithful"
         )
-    if report_only and not results.is_dir():
-        raise DataError(f"There is no folder {results}. Give the folder of the records with --results.")
+    if report_only:
+        report.require_folder(results)
     asked = {"fast": fast, "faithful": faithful}
     chosen = rows(table, row, [kind for kind in KINDS if asked[kind]] or KINDS)
     if not report_only:

@@ -8,13 +8,11 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, DataDir, Device, Overrides, Quiet
+from mulstm.cli._options import AsJson, DataDir, Device, Overrides, Quiet, Target
 
 
 def command(
-    target: Annotated[
-        str, typer.Argument(help="A text, folder or file of records, the name of a recipe, or a recipe.toml.")
-    ],
+    target: Target,
     axes: Annotated[
         list[str] | None,
         typer.Option(

@@ -8,13 +8,11 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, DataDir, Device, Minutes, Overrides, Quiet, RunsDir
+from mulstm.cli._options import AsJson, DataDir, Device, Minutes, Overrides, Quiet, RunsDir, Target
 
 
 def command(
-    target: Annotated[
-        str, typer.Argument(help="A text, folder or file of records, the name of a recipe, or a recipe.toml.")
-    ] = "",
+    target: Target = "",
     overrides: Overrides = None,
     resume: Annotated[
         str | None,

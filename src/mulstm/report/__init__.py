@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mulstm import runs
-from mulstm.errors import RunError
+from mulstm.errors import DataError, RunError
 from mulstm.report import bench, figures, paper, records, tables, trials
 from mulstm.report.figures import learning_curve
 from mulstm.report.records import Record, publish
 
-__all__ = ["Record", "learning_curve", "page_beside", "publish", "stale", "write"]
+__all__ = ["Record", "learning_curve", "page_beside", "publish", "require_folder", "stale", "write"]
 
 RESULTS = Path("results")
 README = Path("README.md")
@@ -41,6 +41,12 @@ def stale(results: Path = RESULTS, readme: Path | None = README) -> list[str]:
         if not path.is_file() or path.read_text() != text
     ]
     return found + [str(results / f"{f.name}.svg") for f in _figures(results) if f.is_stale(results)]
+
+
+def require_folder(results: Path) -> None:
+    """Raises DataError where there is none: tables of no records would take the place of others."""
+    if not results.is_dir():
+        raise DataError(f"There is no folder {results}. Give the folder of the records with --results.")
 
 
 def page_beside(results: Path) -> Path | None:

@@ -10,6 +10,7 @@ from typing import Any
 from mulstm import console
 from mulstm import recipe as recipes
 from mulstm.errors import RunError
+from mulstm.report.tables import grid
 
 Result = dict[str, Any]
 KEYS = {
@@ -73,7 +74,7 @@ def markdown(results: Path) -> str:
                 f"## {name}",
                 _told(of_recipe, path.name),
                 _shared(name, of_recipe),
-                _table(rows(of_recipe)),
+                grid(HEADERS, [[f"`{changes}`", *others] for changes, *others in rows(of_recipe)]),
             ]
     if not parts:
         return ""
@@ -110,8 +111,3 @@ def _shared(name: str, trials: Sequence[Result]) -> str:
     same = {key: value for key, value in all_settings[0].items() if key not in varied}
     told = [f"{key}={value}" for key, value in same.items() if packaged.get(key) != value]
     return f"All of them with `{' '.join(told)}`." if told else ""
-
-
-def _table(cells: Sequence[Sequence[str]]) -> str:
-    lines = [HEADERS, ["---"] * len(HEADERS), *([f"`{row[0]}`", *row[1:]] for row in cells)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
