@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -116,14 +118,18 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(
     assert len(search.search(asked, out=out)) == len(trials.read(out)) == 2
 
 
-def test_no_trial_is_begun_after_its_time(tiny: Tiny, tmp_path: Path) -> None:
+def test_no_trial_is_begun_after_its_time(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
     asked = [trial(tiny, "optimiser.rate=1e-3"), trial(tiny, "optimiser.rate=1e-2")]
-    found = search.search(asked, out=tmp_path / "search.jsonl", minutes=1e-6, note=told.append)
-    assert found == []
-    assert told == [
-        "The time is over before trial 1 of 2: optimiser.rate=1e-3. The same command goes on with it."
-    ]
+    seconds = itertools.chain([0.0, 59.0], itertools.repeat(60.0))  # the start, then a look before each trial
+    monkeypatch.setattr(search, "time", types.SimpleNamespace(monotonic=seconds.__next__))
+    found = search.search(asked, out=tmp_path / "search.jsonl", minutes=1.0, note=told.append)
+    assert [line["set"] for line in found] == [["optimiser.rate=1e-3"]]
+    assert told[-1] == (
+        "The time is over before trial 2 of 2: optimiser.rate=1e-2. The same command goes on with it."
+    )
 
 
 def test_what_cannot_be_compared(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
