@@ -6,7 +6,9 @@ import bz2
 import gzip
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,16 +209,33 @@ def test_dynamic_figures_into_a_record(
         assert "is the record of another model" in err
         assert path.read_text() == text
     path.write_text(json.dumps({k: v for k, v in before.items() if k != "fingerprint"}))
-    whole, rounded = checkpoint.load(trained), tmp_path / "rounded.safetensors"
-    metrics = whole.meta["metrics"]
-    checkpoint.save(
-        rounded, whole.model, whole.alphabet, recipe=whole.recipe, metrics=metrics, storage="int8"
-    )
-    told = call("evaluate", rounded, *given[2:])
-    assert (told.code, "not rounded to int8" in told.err) == (3, True)
     assert call(*given).code == 0
     assert call(*given, "--split", "valid").code == 2
     assert call("evaluate", trained, "--record", path).code == 2
+
+
+def test_a_rounded_model_adds_to_the_record_of_its_run(
+    call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, before = tmp_path / "seed1.json", json.loads((trained / "metrics.json").read_text())
+    whole, rounded = checkpoint.load(trained), tmp_path / "rounded.safetensors"
+
+    def added(record: dict[str, Any], **changed: Any) -> bool:
+        path.write_text(json.dumps(record))
+        told = {"recipe": whole.recipe, "metrics": whole.meta["metrics"]} | changed
+        checkpoint.save(rounded, whole.model, whole.alphabet, storage="int8", **told)
+        answer = call("evaluate", rounded, "--dynamic", "--record", path, "-q")
+        assert answer.code in (0, 3)
+        return answer.code == 0
+
+    assert added(before)
+    assert json.loads(path.read_text())["dynamic_storage"] == "int8"
+    for changed in ({"updates": 13}, {"train_seconds": 1.5}):
+        assert not added(before | changed), changed
+    patient = replace(whole.recipe, evaluate=replace(whole.recipe.evaluate, patience=2))
+    assert added(before | {"best_valid_update": 12, "train_seconds": 1e3, "updates": 15}, recipe=patient)
+    assert not added(before | {"best_valid_update": 10}, recipe=patient)
 
 
 def test_evaluate_another_text(call: Call, trained: Path, tmp_path: Path) -> None:

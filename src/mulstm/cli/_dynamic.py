@@ -19,6 +19,7 @@ from mulstm.report.records import read_one
 from mulstm.runs import commit
 
 LANES, BATCHES = 100, 500  # from which the statistics are gathered
+WHOLE = ("fp32", "fp64")  # storages that round nothing
 REMEDY = "Leave --dynamic out, which wants that text."
 
 
@@ -40,7 +41,7 @@ def prepare(
 
 
 def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
-    """Raises CheckpointError unless the record at `path` is of this very model and part."""
+    """Raises CheckpointError unless the record at `path` is of this very model, rounded or not, and part."""
     record = read_one(path)
     own = {
         "recipe": loaded.recipe.name,
@@ -48,15 +49,16 @@ def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
         "parameters": loaded.model.parameter_count(),
         "test_symbols": part.symbols_count,
     }
-    if record.get("fingerprint"):
+    if record.get("fingerprint") and loaded.meta["storage"] in WHOLE:
         own["fingerprint"] = loaded.meta["fingerprint"]
-    else:  # as in early records: two runs of one recipe may still differ in length
-        own["updates"] = loaded.meta["metrics"].get("update")
+    else:  # rounded since, or an early record: two runs of one recipe still differ in length and time
+        metrics, best = loaded.meta["metrics"], loaded.recipe.evaluate.patience > 0
+        own["best_valid_update" if best else "updates"] = metrics.get("update")
+        if not best:  # which the clock of the record runs past
+            own["train_seconds"] = metrics.get("train_seconds")
     wrong = [
         f"{key} {record.get(key)} is not {value}" for key, value in own.items() if record.get(key) != value
     ]
-    if loaded.meta["storage"] not in ("fp32", "fp64"):
-        wrong.append(f"its weights were not rounded to {loaded.meta['storage']}")
     if wrong:
         raise CheckpointError(
             f"{path} is the record of another model ({'; '.join(wrong)}). "
@@ -64,16 +66,17 @@ def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
         )
 
 
-def for_record(found: Evaluation, settings: Settings, model: LanguageModel) -> dict[str, Any]:
+def for_record(found: Evaluation, settings: Settings, loaded: Checkpoint) -> dict[str, Any]:
     """What a record keeps of it."""
     perplexity = found.word_perplexity
     return {
         "test_bits_per_char": found.bits_per_char,
         **({} if perplexity is None else {"test_word_perplexity": perplexity}),
         **facts(settings)["dynamic"],
-        "precision": model.precision,
+        "precision": loaded.model.precision,
+        "storage": loaded.meta["storage"],
         "seconds": found.seconds,
-        "hardware": hardware(model.W_out.device),
+        "hardware": hardware(loaded.model.W_out.device),
         "commit": commit(),
     }
 

@@ -158,7 +158,7 @@ def command(
         if words:
             console.result(_told(costs))
     if record is not None:  # last, so that a full disk does not take the figures with it
-        add_dynamic(record, _dynamic.for_record(found, settings, moving))
+        add_dynamic(record, _dynamic.for_record(found, settings, loaded))
 
 
 def _told(costs: WordCosts | None) -> str:

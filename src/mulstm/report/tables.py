@@ -245,7 +245,7 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
                 published = f"{table.dynamic:.2f}" if theirs else NOTHING
                 body.append(
                     [
-                        f"{record['recipe']}, seed {record['seed']}",
+                        f"{record['recipe']}, seed {record['seed']}{_rounding(record)}",
                         f"{record['test_bits_per_char']:.3f}",
                         f"{dynamic:.3f}",
                         _perplexity(record, "test_word_perplexity"),
@@ -256,6 +256,12 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
     head = ("model", "static", "dynamic", "static perplexity", "dynamic perplexity", "published (dynamic)")
     note = "Test bits/char; one stream, each segment scored before it is learnt from, tuned on validation."
     return ["## Dynamic evaluation", note, grid(head, body) if body else f"*{NOT_RUN}*"]
+
+
+def _rounding(record: Record) -> str:
+    """How the weights were stored that dynamic evaluation began with, where that rounded them."""
+    storage = record.get("dynamic_storage")
+    return "" if storage in (None, "fp32", "fp64") else f", weights in {storage}"
 
 
 def _perplexity(record: Record, key: str) -> str:
