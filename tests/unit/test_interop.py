@@ -142,10 +142,22 @@ def test_the_protein_alphabet() -> None:
     assert Alphabet.from_json(alphabet.to_json()) == alphabet
 
 
-def test_a_folder_of_anybodys_is_not_called_openais() -> None:
-    """A model of one's own leaves in this form too."""
-    source = openai.from_arrays(foreign.openai().arrays, "w").source
-    assert source["licence"].startswith("as the file it was made from")
+@pytest.mark.parametrize("name", ["openai", "tape", "unirep"])
+def test_what_anybody_may_have_made_is_not_called_published(name: str, tmp_path: Path) -> None:
+    """A model of one's own leaves in these forms too."""
+    made, path = getattr(foreign, name)(), tmp_path / "theirs"
+    if name == "unirep":
+        unirep.write(unirep.from_arrays(made.arrays, "unirep", "w"), path)
+    else:
+        write_foreign(name, made, path)
+    assert interop.read(name, path).source["licence"].startswith("as the file it was made from")
+
+
+def test_a_published_file_is_known_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    npz.write_npz(tmp_path / "w.npz", foreign.unirep().arrays)
+    monkeypatch.setitem(unirep.PUBLISHED, unirep.sha256(tmp_path / "w.npz"), "6")
+    source = unirep.read(tmp_path / "w.npz").source
+    assert (source["head_map"], source["licence"]) == ("unirep", unirep.LICENCE)
 
 
 @pytest.mark.parametrize("name", ["unirep", "openai", "nvidia", "chainer", "tape", "torchrecurrent"])

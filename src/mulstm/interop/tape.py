@@ -23,7 +23,7 @@ def read(path: str | Path, *, head_map: str = "unirep") -> Weights:
         place = existing(place / "pytorch_model.bin", "TAPE's pytorch_model.bin")
     loaded = torchfile.mapping(torchfile.load(place), "the file", str(place))
     weights = from_arrays(torchfile.as_arrays(loaded, str(place)), head_map, str(place))
-    weights.source.update(sha256=sha256(place), file=place.name, licence=unirep.LICENCE)
+    weights.source.update(sha256=sha256(place), file=place.name)
     return weights
 
 

@@ -56,11 +56,10 @@ def read(path: str | Path, *, head_map: str = "") -> Weights:
     """
     place = _place(path)
     digest = sha256(place)
-    published = is_known(place, digest)
-    head_map = _head_map(head_map, published, place)
+    head_map = _head_map(head_map, is_known(place, digest), place)
     weights = from_arrays(_read_folder(place) if place.is_dir() else read_npz(place), head_map, str(place))
     weights.source.update(sha256=digest, file=place.name)
-    if published:
+    if digest in PUBLISHED:
         weights.source["licence"] = LICENCE
     return weights
 
@@ -137,7 +136,7 @@ def source(format_name: str, head_map: str) -> dict[str, Any]:
         "head_map": head_map,
         "vocabulary": "unirep-26",
         "convention": "protein",
-        "licence": "as the file it was made from",
+        "licence": "as the file it was made from (the published UniRep weights: CC BY-NC 4.0)",
     }
 
 
