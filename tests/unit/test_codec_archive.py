@@ -10,6 +10,7 @@ import zlib
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +106,24 @@ def test_what_does_not_compress_is_stored(network: Network) -> None:
         assert done.stored == 3
         assert done.archive == len(content) + OVERHEAD + 3 * BLOCK_OVERHEAD
     assert unpacked(packed(content, network, block=2_000, lanes=200), network) == content
+
+
+@pytest.mark.parametrize("content", [random.Random(0).randbytes(300), b""], ids=["stored", "empty"])
+def test_all_of_the_time_counts(content: bytes, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored takes no time to decode, but still to read and write: a speed is made of it."""
+    clock = [0]
+
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            clock[0] += 1
+            return super().read(size)
+
+    monkeypatch.setattr(archive, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    there = archive.compress(Slow(content), target := io.BytesIO(), network, lanes=3)
+    assert (there.stored, there.seconds) == (len(content) > 0, clock[0])
+    clock[0] = 0
+    back = archive.decompress(Slow(target.getvalue()), io.BytesIO(), network)
+    assert back.seconds == clock[0] > 0
 
 
 def test_lanes_fit_the_length(network: Network) -> None:

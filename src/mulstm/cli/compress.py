@@ -84,7 +84,7 @@ def command(
     many = "lane" if done.lanes == 1 else "lanes"
     line = (
         f"{done.content:,} -> {done.archive:,} bytes, {done.bits_per_byte:.4f} bits/byte, "
-        f"{done.content / max(done.seconds, 1e-9) / 1e3:,.1f} kB/s, {done.lanes} {many}"
+        f"{done.content / done.seconds / 1e3:,.1f} kB/s, {done.lanes} {many}"
     )
     line += ", verified" if verify else ", not verified"
     (console.note if str(target) == "-" else console.result)(line)

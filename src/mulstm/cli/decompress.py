@@ -47,6 +47,6 @@ def command(
         return
     line = (
         f"{done.archive:,} -> {done.content:,} bytes, "
-        f"{done.content / max(done.seconds, 1e-9) / 1e3:,.1f} kB/s, checksums agree"
+        f"{done.content / done.seconds / 1e3:,.1f} kB/s, checksums agree"
     )
     (console.note if str(target) == "-" else console.result)(line)
