@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -266,6 +267,27 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A folder to write files to; they take their places in `folder` together when the block ends well."""
+    # In a folder that is there: it may be a link to another disk.
+    home = folder if folder.is_dir() else folder.parent
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home, prefix=f".{folder.name}.") as name:
+            temporary = Path(name)
+            try:
+                yield temporary
+            except RunError as fault:
+                raise RunError(str(fault).replace(str(temporary), str(folder))) from None
+            folder.mkdir(exist_ok=True)
+            for file in temporary.iterdir():
+                file.replace(os.path.realpath(folder / file.name))
+            _sync_folder(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
 
 
 def _sync_folder(folder: Path) -> None:

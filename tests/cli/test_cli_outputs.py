@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -131,6 +132,37 @@ def test_folders_that_are_exported(call: Call, folder: Path) -> None:
     assert call("export", "review.safetensors", "openai", "theirs").code == 0
     assert "theirs/0.npy exists already" in call("export", "review.safetensors", "openai", "theirs").err
     assert call("export", "review.safetensors", "openai", "theirs", "-f").code == 0
+
+
+@pytest.mark.parametrize(
+    ("format_name", "given"),
+    {"hub": "run", "openai": "import openai oa", "unirep": "import unirep w.npz --head-map unirep"}.items(),
+)
+def test_a_full_disk_leaves_folders_as_they_were(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch, format_name: str, given: str
+) -> None:
+    if given != "run":
+        assert call(*given.split(), "m.safetensors").code == 0
+    arguments = ("export", "run" if given == "run" else "m.safetensors", format_name)
+    assert call(*arguments, "old").code == 0
+    for file in (folder / "old").iterdir():
+        file.write_text("precious")
+    before = {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")}
+    written: list[int] = []
+
+    def fsync(handle: int) -> None:  # there is room for one file
+        written.append(handle)
+        if len(written) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for out in ("new", "old"):
+        written.clear()
+        code, printed, err = call(*arguments, out, "-f")
+        assert (code, printed) == (3, "")
+        assert f"error: {out}/" in err
+        assert "No space left" in err
+        assert {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")} == before
 
 
 def test_an_onnx_model_and_its_weights(call: Call, folder: Path) -> None:

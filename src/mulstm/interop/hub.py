@@ -12,7 +12,7 @@ from mulstm import checkpoint
 from mulstm import recipe as recipes
 from mulstm.checkpoint import Checkpoint
 from mulstm.errors import CheckpointError, ExtraError
-from mulstm.runs import write_atomic
+from mulstm.runs import filling, write_atomic
 
 MODEL, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _LICENCES = {"CC BY-NC 4.0": "cc-by-nc-4.0", "MIT": "mit"}
@@ -20,24 +20,23 @@ _LICENCES = {"CC BY-NC 4.0": "cc-by-nc-4.0", "MIT": "mit"}
 
 def save_pretrained(loaded: Checkpoint, folder: str | os.PathLike[str], *, licence: str = "") -> list[Path]:
     """Writes the folder; a model card that is already there is kept."""
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    meta = loaded.meta
-    # A model that was changed since it was loaded is another one, and nothing of it is rounded.
-    fingerprint = checkpoint.save(
-        place / MODEL,
-        loaded.model,
-        loaded.alphabet,
-        recipe=loaded.recipe,
-        metrics=meta.get("metrics"),
-        source=meta.get("source"),
-        corpus=meta.get("corpus"),
-        storage=checkpoint.storage_of(loaded),
-    )
-    loaded = dataclasses.replace(loaded, meta={**meta, "fingerprint": fingerprint})
-    write_atomic(place / CONFIG, json.dumps(_config(loaded), indent=2, sort_keys=True) + "\n")
-    if not (place / CARD).exists():
-        write_atomic(place / CARD, card(loaded, place.resolve().name, licence))
+    place, meta = Path(folder), loaded.meta
+    with filling(place) as made:
+        # A model that was changed since it was loaded is another one, and nothing of it is rounded.
+        fingerprint = checkpoint.save(
+            made / MODEL,
+            loaded.model,
+            loaded.alphabet,
+            recipe=loaded.recipe,
+            metrics=meta.get("metrics"),
+            source=meta.get("source"),
+            corpus=meta.get("corpus"),
+            storage=checkpoint.storage_of(loaded),
+        )
+        loaded = dataclasses.replace(loaded, meta={**meta, "fingerprint": fingerprint})
+        write_atomic(made / CONFIG, json.dumps(_config(loaded), indent=2, sort_keys=True) + "\n")
+        if not (place / CARD).exists():
+            write_atomic(made / CARD, card(loaded, place.resolve().name, licence))
     return [place / MODEL, place / CONFIG, place / CARD]
 
 

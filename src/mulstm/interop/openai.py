@@ -22,6 +22,7 @@ from mulstm.interop.weights import (
     sha256,
     to_order,
 )
+from mulstm.runs import filling
 
 ORDER = ("i", "f", "o", "h_hat")
 
@@ -76,10 +77,9 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
 def write(weights: Weights, path: str | Path) -> None:
     """The fifteen files, for any byte model of one layer."""
     require(weights, "openai", layers=1, alphabet=[vocabulary.BYTES])
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, array in to_arrays(weights).items():
-        write_npy(folder / f"{name}.npy", array)
+    with filling(Path(path)) as folder:
+        for name, array in to_arrays(weights).items():
+            write_npy(folder / f"{name}.npy", array)
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:

@@ -26,6 +26,7 @@ from mulstm.interop.weights import (
     sha256,
     to_order,
 )
+from mulstm.runs import filling
 
 ORDER = ("i", "f", "o", "h_hat")
 TOKENS, CLASSES = 26, 25
@@ -153,9 +154,9 @@ def write(weights: Weights, path: str | Path) -> None:
             f"The original software knows one head map, and this model has {weights.source['head_map']}. "
             "Write an .npz."
         )
-    path.mkdir(parents=True, exist_ok=True)
-    for key, name in _churchlab_names(weights.recipe.layers).items():
-        write_npy(path / f"{name}.npy", arrays[key])
+    with filling(path) as folder:
+        for key, name in _churchlab_names(weights.recipe.layers).items():
+            write_npy(folder / f"{name}.npy", arrays[key])
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:
