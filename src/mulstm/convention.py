@@ -59,8 +59,8 @@ class Convention:
         if special is not None:
             return np.array([special], dtype=np.int64)
         if self.name.endswith("-review"):
-            return self._encoded(b"\n ")
-        return self._encoded(self._border)
+            return self.encoded(b"\n ")
+        return self.encoded(self._border)
 
     @property
     def stop(self) -> Symbols:
@@ -68,7 +68,7 @@ class Convention:
         special = self.alphabet.special("stop")
         if special is not None:
             return np.array([special], dtype=np.int64)
-        return self._encoded(b" " if self.name.endswith("-review") else self._border)
+        return self.encoded(b" " if self.name.endswith("-review") else self._border)
 
     @property
     def _border(self) -> bytes:
@@ -77,10 +77,7 @@ class Convention:
 
     def body(self, text: bytes, record: str) -> Symbols:
         """The record's own symbols; an error names the record, the letter and the place."""
-        try:
-            return self._encoded(self.cleaned(text))
-        except DataError as error:
-            raise self._fault(self.cleaned(text), record) from error
+        return self.encoded(self.cleaned(text), f"Record {record}")
 
     @property
     def around(self) -> tuple[int, int]:
@@ -114,17 +111,21 @@ class Convention:
         targets[: max(0, self.start.size - 1)] = -1
         return whole[:-1], targets
 
-    def _encoded(self, text: bytes) -> Symbols:
-        return self.alphabet.encode(text).astype(np.int64)
+    def encoded(self, text: bytes, name: str = "The text") -> Symbols:
+        """The symbols of a text as it stands; an error begins with its name."""
+        try:
+            return self.alphabet.encode(text).astype(np.int64)
+        except DataError as error:
+            raise self._fault(text, name) from error
 
-    def _fault(self, text: bytes, record: str) -> DataError:
+    def _fault(self, text: bytes, name: str) -> DataError:
         known = self.alphabet.symbols + self.alphabet.aliases[::2]
         place = next(k for k, byte in enumerate(text) if byte not in known)
         letter = text[place : place + 1]
         shown = repr(letter.decode("ascii")) if 0x20 < letter[0] < 0x7F else f"0x{letter.hex()}"
         if self.name != "protein":
             return DataError(
-                f"Record {record} has the byte {shown} at position {place + 1}, which is not in the model's "
+                f"{name} has the byte {shown} at position {place + 1}, which is not in the model's "
                 "alphabet. Take it out, or use a model of all bytes."
             )
         if letter.upper() in known:
@@ -135,7 +136,7 @@ class Convention:
             help = "The end is understood: take the stop sign out."
         else:
             help = "Residues are upper-case letters of the amino-acid code; write X for an unknown one."
-        return DataError(f"Record {record} has {shown} at position {place + 1}, which is no residue. {help}")
+        return DataError(f"{name} has {shown} at position {place + 1}, which is no residue. {help}")
 
 
 def protein_alphabet() -> Alphabet:

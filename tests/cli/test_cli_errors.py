@@ -87,7 +87,7 @@ def test_bytes_outside_the_alphabet(call: Call, text_file: Path, tmp_path: Path)
     other.write_bytes(b"abba dabba" + b"\xfe" + b"abba")
     folder = next((tmp_path / "runs").glob("text/*"))
     told(call("evaluate", folder, other, "-q"), 3, "0xfe", "offset 10")
-    told(call("sample", folder, "--prompt", "abba Z"), 3, "'Z'", "offset 5")
+    told(call("sample", folder, "--prompt", "abba Z"), 3, "'Z'", "position 6")
 
 
 def test_damaged_checkpoints(call: Call, trained: Path, tmp_path: Path) -> None:

@@ -153,6 +153,17 @@ def test_score(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
     assert (code, out, "no words" in err) == (3, "", True)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "told"), [("mkt", "'m' at position 1, which is no residue. Write"), ("MK1", "write X for")]
+)
+def test_a_prompt_for_proteins(call: Call, proteins: tuple[Path, Path], prompt: str, told: str) -> None:
+    code, out, err = call("sample", proteins[0], "--prompt", prompt)
+    assert (code, out) == (3, "")
+    assert err.startswith("error: The prompt has ")
+    assert told in err
+    assert call("sample", proteins[0], "--prompt", "MKT", "--length", 5).out.startswith("MKT")
+
+
 def test_score_a_text(call: Call, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("two words\n\nmore\n")
     code, out, _ = call("score", trained, tmp_path / "t.txt", "--json", "--words")
