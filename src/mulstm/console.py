@@ -84,6 +84,11 @@ def quantity(count: float) -> str:
     return f"{count:.0f}"
 
 
+def decimal(value: float, digits: int) -> str:
+    """With so many digits behind the point; what is huge, as an untrained model's perplexity, in short."""
+    return f"{value:.{digits}{'f' if value < 1e6 else 'e'}}"
+
+
 class Progress:
     """One line that says how far, how good and how fast; repainted on a terminal, else now and then.
 

@@ -26,4 +26,4 @@ def word_perplexity(bits_per_symbol: float, symbols: int, words: int) -> float:
     """The paper's conversion: 2 to the power of bits/symbol x symbols/words."""
     if words <= 0:
         raise ValueError(f"a perplexity over {words} words has no value")
-    return float(2.0 ** (bits_per_symbol * symbols / words))
+    return float(2.0 ** min(bits_per_symbol * symbols / words, 1000.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from process import Call
 
 from foreign import unirep
+from mulstm.cli import _record
+from mulstm.data.corpus import Split
 from mulstm.interop import npz
 from mulstm.interop import unirep as formats
 from mulstm.interop.weights import sha256
@@ -178,6 +181,21 @@ def test_score_a_text(call: Call, trained: Path, tmp_path: Path) -> None:
     assert code == 0
     assert "word perplexity" in err
     assert out.count("next") == 6
+
+
+def test_huge_perplexities_are_told_in_short(
+    call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.txt").write_text("~" * 2_000)
+    monkeypatch.setattr(Split, "words", 1)
+    given = trained, tmp_path / "t.txt"
+    record = json.loads((trained / "metrics.json").read_text()) | {"test_word_perplexity": 1e40}
+    for told in (
+        *call("evaluate", *given, "--words", "-q").out.splitlines(),
+        call("score", *given).err,
+        *_record.lines(record)[1:2],
+    ):
+        assert re.search(r"word perplexity \d\.\d\de\+\d+\b", told)
 
 
 def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:

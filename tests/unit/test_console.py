@@ -169,6 +169,13 @@ def test_quantities(count: float, text: str) -> None:
     assert console.quantity(count) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"), [(88.756, "88.76"), (999_999.4, "999999.40"), (1e6, "1.00e+06"), (3.1e40, "3.10e+40")]
+)
+def test_decimals(value: float, text: str) -> None:
+    assert console.decimal(value, 2) == text
+
+
 def test_an_error_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console.error("no record \x1b[2Jname\x07\u202e. Give\tanother.\nOr none.")
     assert capsys.readouterr().err == "error: no record \ufffd[2Jname\ufffd\ufffd. Give\tanother.\nOr none.\n"

@@ -127,6 +127,16 @@ def test_perplexities_and_dynamic_evaluation(results: Path) -> None:
     ]
 
 
+def test_huge_perplexities(results: Path) -> None:
+    name = "wikitext2/mlstm-emb-wn-vd-large-fast"
+    huge = {"valid_word_perplexity": 1e40, "test_word_perplexity": 2e40}
+    add(results, name, 24.0, dynamic_test_bits_per_char=24.0, **huge)
+    page = markdown(results)
+    line = cells(page, "**byte mLSTM +emb +WN +VD**")
+    assert (line[4], line[5]) == ("1.0e+40 / 2.0e+40", "+2.0e+40")
+    assert cells(page, f"{name}, seed 1")[3] == "2.0e+40"
+
+
 def test_published_dynamic_figures_stand_beside_their_own_row_only(results: Path) -> None:
     add(results, "hutter/mlstm-emb-wn-vd-large-fast", 1.22, dynamic_test_bits_per_char=1.09)
     add(results, "hutter/mlstm-fast", 1.38, dynamic_test_bits_per_char=1.2, dynamic_storage="bf16")

@@ -20,6 +20,7 @@ def test_word_perplexity_of_the_paper() -> None:
 def test_perplexity_stays_a_number() -> None:
     assert perplexity(4 * math.log(3.0), 4) == pytest.approx(3.0)
     assert math.isfinite(perplexity(1e9, 1))
+    assert math.isfinite(word_perplexity(8.0, 1_000, 1))
 
 
 def test_nothing_has_no_mean() -> None:

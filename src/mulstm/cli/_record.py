@@ -16,7 +16,7 @@ def lines(record: dict[str, Any]) -> list[str]:
             bits, symbols = record[f"{part}_bits_per_char"], record[f"{part}_symbols"]
             line = f"{part:<6} {bits:.4f} bits/char on {symbols:,} symbols"
             if f"{part}_word_perplexity" in record:
-                line += f", word perplexity {record[f'{part}_word_perplexity']:.2f}"
+                line += f", word perplexity {console.decimal(record[f'{part}_word_perplexity'], 2)}"
             told.append(line)
     told.append(
         f"{record['updates']:,} updates ({record['epochs']:.2f} epochs) of {record['parameters']:,} weights, "

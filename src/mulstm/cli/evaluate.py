@@ -153,7 +153,8 @@ def command(
         line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols"
         line += f" of {shown(part.corpus)} ({part.name})"
         if found.word_perplexity is not None:
-            line += f", word perplexity {found.word_perplexity:.2f} on {found.words:,} words"
+            perplexity = console.decimal(found.word_perplexity, 2)
+            line += f", word perplexity {perplexity} on {found.words:,} words"
         console.result(line + (", dynamic" if dynamic else ""))
         if words:
             console.result(_told(costs))
@@ -162,11 +163,13 @@ def command(
 
 
 def _told(costs: WordCosts | None) -> str:
+    from mulstm import console
     from mulstm.units import bits
 
     if costs is None:
         return "there are no words in it"
-    line = f"word perplexity {costs.perplexity:.2f} by the bytes of {costs.count:,} words and newlines"
+    perplexity = console.decimal(costs.perplexity, 2)
+    line = f"word perplexity {perplexity} by the bytes of {costs.count:,} words and newlines"
     if costs.spaces:
         each = bits(costs.spaces_nats) / costs.spaces
         line += f", without the {costs.spaces:,} other spaces ({each:.3f} bits each)"

@@ -74,11 +74,14 @@ def command(
     if not whole["records"]:
         raise DataError("The input holds no record. Check the file and --as.")
     if not as_json:
-        console.note(
+        line = (
             f"{whole['records']:,} record{'s' * (whole['records'] != 1)}, {whole['symbols']:,} symbols: "
-            f"{whole['bits_per_symbol']:.4f} bits/symbol, perplexity {whole['perplexity']:.3f}"
-            + (f", word perplexity {whole['word_perplexity']:.2f}" if "word_perplexity" in whole else "")
+            f"{whole['bits_per_symbol']:.4f} bits/symbol, "
+            f"perplexity {console.decimal(whole['perplexity'], 3)}"
         )
+        if "word_perplexity" in whole:
+            line += f", word perplexity {console.decimal(whole['word_perplexity'], 2)}"
+        console.note(line)
 
 
 def _printed(found: Iterator[Score], as_json: bool, losses: bool, words: bool) -> Iterator[Score]:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from mulstm import console
 from mulstm.recipe import names
 from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
 from mulstm.report.records import Record, mean, of_row, spread
@@ -174,8 +175,8 @@ def _score(runs: Sequence[Record], words: bool) -> str:
     texts = []
     for key in keys:
         value, deviation = mean(runs, key), spread(runs, key)
-        text = NOTHING if value is None else f"{value:.{digits}f}"
-        texts.append(text if deviation is None else f"{text} ± {deviation:.{digits}f}")
+        text = NOTHING if value is None else console.decimal(value, digits)
+        texts.append(text if deviation is None else f"{text} ± {console.decimal(deviation, digits)}")
     return " / ".join(texts)
 
 
@@ -185,8 +186,8 @@ def _minutes(runs: Sequence[Record]) -> str:
 
 
 def _signed(value: float, digits: int) -> str:
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"
+    text = console.decimal(abs(value), digits)
+    return ("+" if value > 0 else "−") + text if float(text) else text
 
 
 def size_points(records: Sequence[Record]) -> dict[str, dict[str, tuple[int, float]]]:
@@ -266,7 +267,7 @@ def _rounding(record: Record) -> str:
 
 def _perplexity(record: Record, key: str) -> str:
     value = record.get(key)
-    return NOTHING if value is None else f"{value:.1f}"
+    return NOTHING if value is None else console.decimal(value, 1)
 
 
 def _incomplete(records: Sequence[Record]) -> list[str]:
