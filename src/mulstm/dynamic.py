@@ -217,10 +217,7 @@ def _require_text(split: Split) -> None:
             f"{split.corpus} is a file of records, and dynamic evaluation learns from one text as it reads. "
             "Take a model that was trained on a text, or measure without --dynamic."
         )
-    if split.symbols_count == 0:
-        raise DataError(
-            f"The {split.name} part of {split.corpus} is empty. Name another part with --split, or a text."
-        )
+    split.require_symbols()
 
 
 def _cut(states: tuple[State, ...]) -> tuple[State, ...]:

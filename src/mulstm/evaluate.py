@@ -94,11 +94,7 @@ class _Part:
     """The first `total` symbols of a split, cut into lanes."""
 
     def __init__(self, split: Split, lanes: int, total: int) -> None:
-        if total == 0:
-            raise DataError(
-                f"The {split.name} part of {split.corpus} is empty. "
-                "Give it a share with --set data.split=90-5-5."
-            )
+        split.require_symbols()
         self.split, self.total, self.lanes = split, total, min(lanes, total)
         self.length = -(-total // self.lanes)  # symbols of a lane
 
@@ -161,6 +157,7 @@ def _records(
     model: LanguageModel, split: RecordSplit, symbols: int, progress: Callable[[int, float], None] | None
 ) -> Evaluation:
     """Records are read each from a zero state, so lanes are a matter of speed only; whole records count."""
+    split.require_symbols()
     started = time.perf_counter()
     targets: dict[int, npt.NDArray[np.int64]] = {}
 
@@ -182,8 +179,6 @@ def _records(
             del targets[packed.record[lane]]
         if progress is not None:
             progress(done, bits_per_char(nats, max(1, done)))
-    if done == 0:
-        raise DataError(f"The {split.name} part of {split.corpus} is empty. Give it a share of data.split.")
     check_kernels(model.W_out.device)
     return Evaluation(nats, done, None, time.perf_counter() - started)
 

@@ -17,7 +17,7 @@ from mulstm import job as jobs
 from mulstm import parallel, runs
 from mulstm import recipe as recipes
 from mulstm.data.corpus import Corpus
-from mulstm.errors import DataError, RecipeError, RunError
+from mulstm.errors import RecipeError, RunError
 from mulstm.job import Job
 from mulstm.recipe import Recipe
 from mulstm.report.trials import Result, read
@@ -90,10 +90,7 @@ def _is_of(line: Result, recipe: Recipe) -> bool:
 
 def _with_a_valid_part(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
     corpus = jobs.load_corpus(recipe, share, data_dir)
-    if corpus.split("valid").symbols_count == 0:
-        raise DataError(
-            f"{corpus.name} has no validation part to compare on. Give it one with --set data.split=90-5-5."
-        )
+    corpus.split("valid").require_symbols()  # trials are compared on it
     return corpus
 
 

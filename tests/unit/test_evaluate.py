@@ -163,7 +163,7 @@ def test_the_papers_conversion() -> None:
 
 
 def test_an_empty_part(model: LanguageModel, text_file: Path) -> None:
-    with pytest.raises(DataError, match="empty"):
+    with pytest.raises(DataError, match=r"is empty\. Train with a share"):
         evaluate(model, data.load(text_file, split="95-0-5").split("valid"))
 
 

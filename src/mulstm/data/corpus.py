@@ -38,6 +38,14 @@ class Split:
         """How many symbols are predicted."""
         return max(0, self.stop - self.start)
 
+    def require_symbols(self) -> None:
+        """Raises DataError where nothing is to be predicted."""
+        if self.symbols_count == 0:
+            raise DataError(
+                f"The {self.name} part of {self.corpus} is empty. Train with a share for it, such as "
+                "--set data.split=90-5-5, or take another part or a longer text."
+            )
+
     def read(self, start: int, stop: int) -> Bytes:
         """Symbols start ... stop-1; start may be -1."""
         if not -1 <= start <= stop <= self.symbols_count:

@@ -33,12 +33,8 @@ class Lanes:
         self, split: Split, lanes: int, chunk: int, *, trim: bool, offset: int = 0, block: int = 0
     ) -> None:
         self.split, self.lanes, self.chunk, self.trim, self.offset = split, lanes, chunk, trim, offset
+        split.require_symbols()
         n = split.symbols_count
-        if n == 0:
-            raise DataError(
-                f"The {split.name} part of {split.corpus} is empty. "
-                "Give it a share, such as --set data.split=90-5-5, or a longer text."
-            )
         block = min(block or n, n)
         # (first symbol, symbols, length of a lane) of each block
         self._blocks: list[tuple[int, int, int]] = []
