@@ -160,6 +160,14 @@ def test_reading_and_writing_go_block_by_block(network: Network) -> None:
     assert unpacked(target.getvalue(), network) == b"x" * 500
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_progress_counts_the_way_back(network: Network, verify: bool) -> None:
+    told: list[int] = []
+    content = b"x" * 300 + random.Random(0).randbytes(100)  # the last block is stored
+    packed(content, network, block=100, lanes=3, verify=verify, progress=told.append)
+    assert sum(told) == 400 * (2 if verify else 1)
+
+
 def test_verifying_finds_a_decoder_that_errs(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "decode", lambda *given, **more: b"something else")
     with pytest.raises(CheckFailedError, match="Block 0"):

@@ -75,7 +75,8 @@ def command(
     how |= {"adaptive": adaptive, "verify": verify}
     from mulstm.codec import archive
 
-    with moving(archive.length_of(file) or 0, "compress", quiet) as show, ending_tidily(show) as tell:
+    total = (archive.length_of(file) or 0) * (2 if verify else 1)  # the way there, and the way back
+    with moving(total, "compress", quiet) as show, ending_tidily(show) as tell:
         done = archive.compress_path(file, target, network, progress=tell, **how)
     facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": source.stat().st_size}
     if as_json and str(target) != "-":

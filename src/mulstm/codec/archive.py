@@ -64,10 +64,10 @@ def compress(
     """Reads `source` to its end and writes an archive. Memory depends on `block`, not on the content.
 
     `length`: how long the content is, where that is known; the other side then knows it from the start.
+    `progress` gets bytes done: each counts once for the way there, and once for the way back if verified.
     """
     _check(lanes, block)
     start = time.perf_counter()
-    alive = None if progress is None else lambda _: progress(0)  # the way back, which counts no bytes
     done = Summary(adaptive=adaptive, verified=verify)
     writer = Writer(target, Header(block, network.model.fingerprint, adaptive, length))
     while content := _read(source, block):
@@ -77,13 +77,15 @@ def compress(
             payload, kind, B = content, STORED, 1
         if verify and kind == CODED:
             between = time.perf_counter()
-            again = blocks.decode(network, payload, len(content), B, adaptive, coder=coder, progress=alive)
+            again = blocks.decode(network, payload, len(content), B, adaptive, coder=coder, progress=progress)
             if again != content:
                 raise CheckFailedError(
                     f"Block {done.blocks} does not decode to what was read: this machine computes wrongly. "
                     "Nothing was written; try --products float64, and report it."
                 )
             done.verify_seconds += time.perf_counter() - between
+        elif verify and progress is not None:
+            progress(len(content))  # what is stored needs no way back
         writer.block(content, payload, kind, B)
         done.content += len(content)
         done.blocks += 1
