@@ -302,5 +302,6 @@ def _sync_folder(folder: Path) -> None:
 def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
         f"{path} cannot be written ({error.strerror or error}). "
-        "What was there before is untouched: make room or choose another place. A run that has begun goes on with --resume."
+        "What was there before is untouched: make room or choose another place. "
+        "A run that has begun goes on with --resume."
     )
