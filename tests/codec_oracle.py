@@ -156,14 +156,14 @@ class Learner:
         self.a = np.zeros(len(model["W_out"]), dtype=np.int64)
 
     def view(self, h: Any) -> Any:
-        return clip(half_up(h - self.model["h_mean"], 7), 127)
+        return clip(half_up(h - self.model["h_mean"], int([*self.model["rate"], 7][3])), 127)
 
     def says(self, g: Any) -> Any:
         used = self.A >> 17
         return half_up(128 * ((used >> 7) @ g) + (used & 127) @ g + (self.a >> 10), 8)
 
     def taught(self, gs: list[Any], tables: list[list[int]], xs: list[int]) -> None:
-        first, least, haste = map(int, self.model["rate"])
+        first, least, haste = map(int, self.model["rate"][:3])
         rate = max(first * haste // (haste + self.coded), least)
         if self.lanes > 128:
             rate = 128 * rate // self.lanes

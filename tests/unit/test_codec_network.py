@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +17,8 @@ from codec_models import integer, mixed, parent
 from codec_oracle import Lane
 from codec_oracle import Learner as TheirLearner
 from codec_oracle import Matcher as TheirMatcher
+from mulstm.codec import block, kernels, products
 from mulstm.codec import integer as files
-from mulstm.codec import kernels, products
 from mulstm.codec.fold import lengths, outer_sum
 from mulstm.codec.learner import Learner
 from mulstm.codec.matcher import Matcher
@@ -202,13 +204,13 @@ def test_the_matcher_counts_as_the_oracle_does(compiled: bool) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("lanes", [1, 9, 300])
-def test_the_learner_learns_as_the_oracle_does(lanes: int, compiled: bool) -> None:
+@pytest.mark.parametrize("drop", [(), (1,), (4,)])
+def test_the_learner_learns_as_the_oracle_does(drop: tuple[int, ...], lanes: int, compiled: bool) -> None:
     _loops(compiled)
-    model = integer(Alphabet(b"abcdef"), hidden=7)
+    rate = np.array([1 << 19, 1 << 16, 500, *drop], dtype=np.int32)
+    model = replace(integer(Alphabet(b"abcdef"), hidden=7), rate=rate)
     ours = Learner(Network(model, compiled=compiled), lanes)
     theirs = TheirLearner({name: array.astype(np.int64) for name, array in model.tensors().items()}, lanes)
-    theirs.model["rate"] = np.array([1 << 19, 1 << 16, 500])
-    ours._first, ours._least, ours._haste = 1 << 19, 1 << 16, 500
     rng = np.random.default_rng(2)
     for _ in range(30):
         h = rng.integers(-16383, 16384, (lanes, 7))
@@ -222,6 +224,26 @@ def test_the_learner_learns_as_the_oracle_does(lanes: int, compiled: bool) -> No
         ours.learn(torch.from_numpy(tables).double(), torch.from_numpy(x))
         theirs.taught(views, tables.tolist(), x.tolist())
     assert int(said.abs().max()) > 200
+
+
+@pytest.mark.parametrize("scale", [1 / 4, 1 / 64])
+def test_a_model_whose_h_is_small_learns_as_well(scale: float) -> None:
+    """Output gates half open, or nearly shut and W_mh and W_out so much larger: one and the same model."""
+    alphabet, H = Alphabet(b" abcdefghijklmnopqrstuvwxyz"), 64
+    letters = random.Random(0)
+    content = bytes(letters.choices(alphabet.symbols, [1 / (k + 1) for k in range(27)], k=9000))
+    sizes = []
+    for opening in (0.5, 0.5 * scale):
+        model = parent(alphabet, hidden=H, embedding=0, weight_norm=False, scale=3.0)
+        weights = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+        for name in ("W_zx", "W_zm", "b_z"):
+            weights[f"layers.0.{name}"][2 * H : 3 * H] = 0
+        weights["layers.0.b_z"][2 * H : 3 * H] = math.log(opening / (1 - opening))
+        weights["layers.0.W_mh"] *= 0.5 / opening
+        weights["W_out"] *= 0.5 / opening
+        network = Network(quantize(weights, model.recipe, alphabet, "0" * 64))
+        sizes.append(len(block.encode(network, content, 30, adaptive=True)))
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
 @pytest.mark.parametrize(

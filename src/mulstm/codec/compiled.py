@@ -152,11 +152,11 @@ def shares(
 
 
 @compiled
-def centred(h: Array, mean: Array, g: Array) -> None:
+def centred(h: Array, mean: Array, drop: int, g: Array) -> None:
     """The learner's h; `mean` is less half of what is rounded away."""
     for b in range(g.shape[0]):
         for j in range(g.shape[1]):
-            v = ((_int(h[0, b, j]) << _LOW) + h[1, b, j] - mean[j]) >> _LOW
+            v = ((_int(h[0, b, j]) << _LOW) + h[1, b, j] - mean[j]) >> drop
             g[b, j] = min(max(v, -127), 127)
 
 

@@ -22,6 +22,7 @@ WIDEST = 1 << 14  # sums of that many products of int8 numbers leave room for th
 SHIFT = 24  # every multiplier R counts 2**-24
 MOST_E_M = 16
 MOST_RATE = 1 << 20
+H_DROP = 7
 ACT_BITS = 14  # h counts 2**-14
 ACT_MOST = (1 << ACT_BITS) - 1
 C_BITS = 16  # c counts 2**-16
@@ -66,7 +67,9 @@ class IntegerModel:
     R_out: Int32  # (N)
     b_out: Int32  # (N)  counting 2**-10 bits
     h_mean: Int16  # (H or layers * H)  what the learner takes h less of
-    rate: Int32  # (3)  how fast it learns: at first, at least, and symbols until half the first
+    # (3 or 4)  how fast it learns: at first, at least, and symbols until half the first; then the bits of h
+    # that it leaves out, H_DROP where nothing is said
+    rate: Int32
     parent: str  # fingerprint of the checkpoint it was made from
 
     def tensors(self) -> dict[str, NDArray[Any]]:
@@ -96,6 +99,11 @@ class IntegerModel:
             "layers": len(self.layers),
             "alphabet": self.alphabet.to_json(),
         }
+
+    @property
+    def h_drop(self) -> int:
+        """How many bits of h the learner leaves out."""
+        return int(self.rate[3]) if len(self.rate) > 3 else H_DROP
 
     @property
     def fingerprint(self) -> bytes:
@@ -216,10 +224,10 @@ def check(model: IntegerModel) -> None:
     ):
         raise ValueError("sums of W_out go too far")
     _expect("h_mean", model.h_mean, np.int16, model.W_out.shape[1:])
-    _expect("rate", model.rate, np.int32, (3,))
-    first, least, haste = map(int, model.rate)
-    if not 0 <= least <= first <= MOST_RATE or haste < 1:
-        raise ValueError(f"rate is {first, least, haste}")
+    _expect("rate", model.rate, np.int32, (3,) if model.rate.shape == (3,) else (4,))
+    first, least, haste = map(int, model.rate[:3])
+    if not 0 <= least <= first <= MOST_RATE or haste < 1 or not 1 <= model.h_drop <= H_DROP:
+        raise ValueError(f"rate is {model.rate.tolist()}")
     multiplicative = model.cell in ("mlstm", "mrnn")
     for k, layer in enumerate(model.layers):
         sees_symbol, sees_layer = k == 0 or model.skip, k > 0

@@ -26,9 +26,10 @@ class Learner:
         model, device = network.model, network.device
         self._products, self._lanes, self._seen, self._rate = network.products, lanes, 0, 0
         N, H = model.W_out.shape
-        self._first, self._least, self._haste = map(int, model.rate)
+        self._first, self._least, self._haste = map(int, model.rate[:3])
+        self._drop = model.h_drop
         # With the half that rounds what is taken less of it.
-        self._mean = torch.as_tensor(model.h_mean).to(device, torch.int32) - (1 << (LOW_BITS - 1))
+        self._mean = torch.as_tensor(model.h_mean).to(device, torch.int32) - (1 << (self._drop - 1))
         self._A = torch.zeros(N, H, dtype=torch.int32, device=device)
         self._a = torch.zeros(N, dtype=torch.float64, device=device)
         self._used = torch.zeros(2 * N, H, dtype=torch.int8, device=device)
@@ -53,12 +54,12 @@ class Learner:
     def correction(self, h: Tensor) -> Tensor:
         """What is added to the logits of h, (2, B, H) planes."""
         if self._loops is not None:
-            self._loops.centred(h.numpy(), self._mean.numpy(), self._h.numpy())
+            self._loops.centred(h.numpy(), self._mean.numpy(), self._drop, self._h.numpy())
             sums = self._products.once(self._h, self._used.T)
             self._loops.learnt(sums.numpy(), self._a.numpy(), self._said.numpy())
             return self._said
         v = (h[0].to(torch.int32) << LOW_BITS) + h[1] - self._mean
-        self._h.copy_((v >> LOW_BITS).clamp_(-127, 127))
+        self._h.copy_((v >> self._drop).clamp_(-127, 127))
         high, low = self._products.once(self._h, self._used.T).chunk(2, dim=1)
         added = torch.add(low, high, alpha=1 << LOW_BITS).double()
         added += torch.floor(self._a * 2.0 ** (USED_BITS + H_BITS - A_BITS))

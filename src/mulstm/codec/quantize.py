@@ -18,6 +18,7 @@ from mulstm.codec.integer import (
     ACT_MOST,
     C_BITS,
     EXACT,
+    H_DROP,
     MOST_E_M,
     MOST_RATE,
     PX_BITS,
@@ -41,6 +42,10 @@ _PLANE = 128.0  # a sum comes out divided by what the low plane counts
 _ROUNDS, _LANES, _STEPS = 2, 64, 128
 # The learner's first rate, were h to stray by one in all; the part it falls to; symbols until it has halved.
 _RATE, _LEAST, _HASTE = 0.66, 6, 20_000
+# Where the learner's h strays less than so far in all (its square), the rate would be so high that errors of
+# a few percent reach their bound, and large ones would teach no more than small ones. It then leaves out
+# fewer bits of h, as long as units stray less than this on the average, of 127.
+_FAR, _STRAY = 1 << 19, 32
 _ROOM = 4  # how far m may go past the largest value calibration saw
 
 
@@ -198,15 +203,19 @@ class _Watched(Network):
         return [self._peaks[id(w)].numpy() for w in self.layers]
 
     def learning(self) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
-        """The learner's mean of h, and a rate in keeping with how far h strays from it."""
+        """The learner's mean of h; a rate and bits to leave out, in keeping with how far h strays from it."""
         n, ones, squares = self._count, self._first.tolist(), self._second.tolist()
         mean = np.array([(2 * s + n) // (2 * n) for s in ones], dtype=np.int16)
         spread = sum(n * s2 - s1 * s1 for s1, s2 in zip(ones, squares, strict=True))
-        first = 0
+        first, drop = 0, H_DROP
         if spread:
-            rate = _RATE * _BITS_PER_NAT * 2.0**RATE_BITS * (n * n << (2 * ACT_BITS)) / spread
+            while drop > 1 and spread < n * n * min(_FAR, len(mean) * _STRAY**2) << 2 * drop:
+                drop -= 1
+            unit = 2 * (ACT_BITS + drop - H_DROP)
+            rate = _RATE * _BITS_PER_NAT * 2.0**RATE_BITS * (n * n << unit) / spread
             first = min(MOST_RATE, round(rate))
-        return mean, np.array([first, first // _LEAST, _HASTE], dtype=np.int32)
+        said = [first, first // _LEAST, _HASTE]
+        return mean, np.array(said if drop == H_DROP else [*said, drop], dtype=np.int32)
 
 
 def _watch(model: IntegerModel) -> _Watched:
