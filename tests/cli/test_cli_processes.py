@@ -163,19 +163,18 @@ def test_a_signal_saves_first(text_file: Path, tmp_path: Path, number: signal.Si
     assert checkpoint.load(only_run(runs_dir) / "last.safetensors").meta["metrics"]["update"] > 0
 
 
-def test_embed_stopped_in_the_middle_leaves_nothing(trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "begun"),
+    [(("embed", "-o", "x.npz"), ".mulstm-*"), (("evaluate", "--losses", "x.npy"), ".x.npy*")],
+    ids=["embed", "evaluate"],
+)
+def test_stopped_in_the_middle_it_leaves_nothing(
+    trained: Path, tmp_path: Path, words: tuple[str, str, str], begun: str
+) -> None:
+    command, option, name = words
     (tmp_path / "long.txt").write_bytes(b"what it says\n" * 500_000)
-    process = start("embed", trained, tmp_path / "long.txt", "-o", tmp_path / "x.npz")
-    wait_for(lambda: list(tmp_path.glob(".mulstm-*")))
-    process.send_signal(signal.SIGTERM)
-    assert ended(process).code == 143
-    assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]
-
-
-def test_evaluate_stopped_in_the_middle_leaves_nothing(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_bytes(b"what it says\n" * 500_000)
-    process = start("evaluate", trained, tmp_path / "long.txt", "--losses", tmp_path / "x.npy")
-    wait_for(lambda: list(tmp_path.glob(".x.npy*")))
+    process = start(command, trained, tmp_path / "long.txt", option, tmp_path / name)
+    wait_for(lambda: list(tmp_path.glob(begun)))
     process.send_signal(signal.SIGTERM)
     assert ended(process).code == 143
     assert [path.name for path in tmp_path.iterdir()] == ["long.txt"]

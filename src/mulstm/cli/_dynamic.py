@@ -15,11 +15,10 @@ from mulstm.errors import CheckpointError
 from mulstm.evaluate import Evaluation
 from mulstm.job import hardware
 from mulstm.nn.model import LanguageModel
-from mulstm.report.records import read_one
+from mulstm.report.records import WHOLE, read_one
 from mulstm.runs import commit
 
 LANES, BATCHES = 100, 500  # from which the statistics are gathered
-WHOLE = ("fp32", "fp64")  # storages that round nothing
 REMEDY = "Leave --dynamic out, which wants that text."
 
 

@@ -58,14 +58,15 @@ def part_of(
     return part if isinstance(part, RecordSplit) else replace(part, alphabet=model.alphabet)
 
 
-def _is_protein(model: Checkpoint) -> bool:
-    return bool(model.meta["source"].get("convention") == "protein")
+def is_protein(model: Checkpoint) -> bool:
+    """Whether its texts are proteins."""
+    return bool((model.meta.get("source") or {}).get("convention") == "protein")
 
 
 def _require_origin(model: Checkpoint, remedy: str) -> None:
     # An imported model has a recipe without a name, and of its text only the default stands there.
     if not (model.recipe.name or model.meta.get("corpus")):
-        usual = 'Use "mulstm score".' if _is_protein(model) else "Give a text."
+        usual = 'Use "mulstm score".' if is_protein(model) else "Give a text."
         raise CheckpointError(f"This model does not say what it was trained on. {remedy or usual}")
 
 
@@ -82,7 +83,7 @@ def _require_same(model: Checkpoint, corpus: Corpus, remedy: str) -> None:
 
 
 def _require_one_text(model: Checkpoint, text: str) -> None:
-    if _is_protein(model) or (model.recipe.data.records and kind_of(text) != "lines"):
+    if is_protein(model) or (model.recipe.data.records and kind_of(text) != "lines"):
         raise DataError(
             f"This model reads records, each for itself, and {text} would be read as one text. "
             f'Use "mulstm score MODEL {text}".'

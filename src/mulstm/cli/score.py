@@ -43,6 +43,7 @@ def command(
     """
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._records import read
+    from mulstm.cli._text import is_protein
     from mulstm.errors import DataError
     from mulstm.packing import LANES
     from mulstm.scoring import scores, total
@@ -50,7 +51,7 @@ def command(
 
     require_room(page, force, read=(source, model), endings=(".html",))
     loaded = checkpoint.load(model, parallel.pick(device))
-    if words and (loaded.meta.get("source") or {}).get("convention") == "protein":
+    if words and is_protein(loaded):
         raise DataError("Proteins have no words. Leave --words out.")
     needed = losses or words or page is not None
     found = scores(

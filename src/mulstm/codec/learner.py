@@ -9,7 +9,7 @@ from mulstm.codec.network import Network
 from mulstm.codec.products import LOW_BITS, planes
 from mulstm.codec.tables import LOGIT_BITS, TOTAL_BITS
 
-H_BITS = 7  # the learner's h counts 2**-7
+H_BITS = 7  # the learner's one counts 2**-7, and so does its h where H_DROP bits of it are left out
 A_BITS = 28  # what is learnt counts 2**-28 bits; of that its upper part is used
 USED_BITS = 11
 MOST = (1 << 30) - 1

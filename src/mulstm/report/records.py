@@ -47,6 +47,7 @@ SCORES = ("_bits_per_char", "_word_perplexity")  # how keys that not every recor
 FILE = re.compile(r"seed\d+\.json")
 AGAIN = "Make it again from its run with mulstm reproduce."
 DYNAMIC = "dynamic_"  # keys of dynamic evaluation begin so
+WHOLE = ("fp32", "fp64")  # storages of weights that round nothing
 CURVE_LINES = 200
 
 
