@@ -13,8 +13,9 @@ import torch
 
 from mulstm import checkpoint, interop
 from mulstm.checkpoint import Checkpoint
+from mulstm.convention import protein_alphabet
 from mulstm.embedding import embed
-from mulstm.interop import npz, tape, torchrecurrent, unirep, vocabulary
+from mulstm.interop import npz, tape, torchrecurrent, unirep
 from mulstm.recipe import Recipe
 from mulstm.records import Record
 from mulstm.scoring import scores, total
@@ -100,7 +101,7 @@ def test_real_proteins_are_likely_under_the_right_head_map_only(
 
 @pytest.mark.parametrize("head_map", unirep.HEAD_MAPS)
 def test_a_head_is_jax_unireps_own_under_either_map(head_map: str, ask: Ask, weights_folder: Path) -> None:
-    tokens = [24, *vocabulary.protein().encode(PROTEINS[0].encode()).tolist()]
+    tokens = [24, *protein_alphabet().encode(PROTEINS[0].encode()).tolist()]
     theirs = ask("logits", size=64, tokens=tokens)["logits"]
     arrays = npz.read_npz(weights_folder / "64_weights" / "model_weights.npz")
     model = interop.to_model(unirep.from_arrays(arrays, head_map, "w"))

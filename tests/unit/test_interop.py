@@ -12,8 +12,9 @@ import torch
 import foreign
 from foreign import Foreign
 from mulstm import checkpoint, interop
+from mulstm.convention import protein_alphabet
 from mulstm.data.alphabet import Alphabet
-from mulstm.interop import Weights, chainer, npz, nvidia, openai, tape, torchrecurrent, unirep, vocabulary
+from mulstm.interop import Weights, chainer, npz, nvidia, openai, tape, torchrecurrent, unirep
 
 # name -> (made-up model, reader of its arrays, writer of its arrays, foreign token of our symbol)
 CASES: dict[str, tuple[Foreign, Any, Any, Any]] = {
@@ -132,7 +133,7 @@ def test_the_two_head_maps() -> None:
 def test_the_protein_alphabet() -> None:
     tokens = dict(zip("MRHKDESTNQCUGPAVIFYWLO", range(1, 23), strict=True)) | {"-": 0}
     tokens |= dict.fromkeys("XZBJ", 23)
-    alphabet = vocabulary.protein()
+    alphabet = protein_alphabet()
     for letter, token in tokens.items():
         assert alphabet.encode(letter.encode()).tolist() == [token]
     assert alphabet.special("start") == 24

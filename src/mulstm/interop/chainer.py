@@ -8,7 +8,6 @@ import numpy as np
 
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
-from mulstm.interop import vocabulary
 from mulstm.interop.npz import read_npz, write_npz
 from mulstm.interop.weights import (
     AnyArray,
@@ -24,6 +23,7 @@ from mulstm.interop.weights import (
     to_order,
 )
 
+TEXT8 = Alphabet.distinct(b" abcdefghijklmnopqrstuvwxyz")
 ORDER = ("h_hat", "i", "f", "o")  # of unit n: rows 4n, 4n + 1, 4n + 2, 4n + 3
 _MATRICES = {"WmxWN": "mx", "WmhWN": "mh", "WhxWN": "zx", "WhmWN": "zm"}
 
@@ -97,10 +97,9 @@ def _alphabet(given: Alphabet | None, N: int, where: str) -> Alphabet:
                 "Give the whole text that the model was trained on."
             )
         return given
-    if N == vocabulary.BYTES:
-        return vocabulary.bytes_()
-    if N == vocabulary.TEXT8:
-        return Alphabet.distinct(b" abcdefghijklmnopqrstuvwxyz")
+    for known in (Alphabet.bytes(), TEXT8):
+        if known.size == N:
+            return known
     raise CheckpointError(
         f"{where} has {N} symbols and does not say which bytes they are. "
         "Give --vocabulary FILE: the text it was trained on, or any file of just those bytes."

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from mulstm.convention import padded_bytes
+from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
-from mulstm.interop import torchfile, vocabulary
+from mulstm.interop import torchfile
 from mulstm.interop.weights import (
+    BYTES,
     AnyArray,
     Array,
     Weights,
@@ -48,7 +51,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
         )
     layers = 1 + max((int(m[1]) for k in found if (m := re.match(r"rnns\.(\d+)\.", k))), default=0)
     N, E = axis_size(found, "encoder.weight", 0, 2, where), axis_size(found, "encoder.weight", 1, 2, where)
-    if N not in (vocabulary.BYTES, vocabulary.BYTES + 1):
+    if N not in (BYTES, BYTES + 1):
         raise CheckpointError(
             f"{where}: encoder.weight should have 256 or 257 rows but has {N}. Check that the file is "
             "a byte model of sentiment-discovery."
@@ -62,7 +65,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
             "decoder.bias": np.zeros(N, np.float32),
         }
     a = checked(found, _shapes(found, layers, N, E, H), where)
-    ours: dict[str, Array] = {"embedding": vocabulary.pad_last(a["encoder.weight"])}
+    ours: dict[str, Array] = {"embedding": _pad_last(a["encoder.weight"])}
     any_norm = any(key.endswith("_g") for key in a)
     for l in range(layers):
         for theirs, name in _MATRICES.items():
@@ -71,23 +74,23 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
             if g is not None:
                 ours[f"layers.{l}.g_{name}"] = from_order(g, ORDER) if name.startswith("z") else g
         ours[f"layers.{l}.b_z"] = from_order(a[f"rnns.{l}.b_ih"] + a[f"rnns.{l}.b_hh"], ORDER)
-    ours["W_out"] = vocabulary.pad_last(a["decoder.weight"])
-    ours["b_out"] = vocabulary.pad_last(a["decoder.bias"])
+    ours["W_out"] = _pad_last(a["decoder.weight"])
+    ours["b_out"] = _pad_last(a["decoder.bias"])
     source = {
         "format": "nvidia",
-        "vocabulary": "bytes" if N == vocabulary.BYTES else "bytes-and-pad",
+        "vocabulary": "bytes" if N == BYTES else "bytes-and-pad",
         "convention": "nvidia-review",
         "head": has_head,
         "licence": "as the file it was made from (the software is BSD-3)",
     }
     recipe = layer_recipe(hidden=H, embedding=E, layers=layers, weight_norm=any_norm)
-    alphabet = vocabulary.bytes_() if N == vocabulary.BYTES else vocabulary.bytes_and_pad()
+    alphabet = Alphabet.bytes() if N == BYTES else padded_bytes()
     return Weights(recipe, {k: np.ascontiguousarray(v) for k, v in ours.items()}, alphabet, source)
 
 
 def write(weights: Weights, path: str | Path) -> None:
     """A checkpoint in the nested form, weight norm as the model has it."""
-    require(weights, "nvidia", alphabet=[vocabulary.BYTES, vocabulary.BYTES + 1])
+    require(weights, "nvidia", alphabet=[BYTES, BYTES + 1])
     arrays = to_arrays(weights)
     rnn = {k: v for k, v in arrays.items() if k.startswith("rnns.")}
     nested: dict[str, Any] = {
@@ -103,7 +106,7 @@ def write(weights: Weights, path: str | Path) -> None:
 
 def to_arrays(weights: Weights) -> dict[str, Array]:
     """Our arrays in sentiment-discovery's names. Its two biases add up, so ours goes into the first."""
-    theirs: dict[str, Array] = {"encoder.weight": vocabulary.pad_first(weights.embedding())}
+    theirs: dict[str, Array] = {"encoder.weight": _pad_first(weights.embedding())}
     for l in range(weights.recipe.layers):
         for foreign, name in _MATRICES.items():
             V = weights.arrays[f"layers.{l}.W_{name}"]
@@ -117,9 +120,19 @@ def to_arrays(weights: Weights) -> dict[str, Array]:
         b = to_order(weights.arrays[f"layers.{l}.b_z"], ORDER)
         theirs[f"rnns.{l}.b_ih"], theirs[f"rnns.{l}.b_hh"] = b, np.zeros_like(b)
     W_out, b_out = weights.head()
-    theirs["decoder.weight"] = vocabulary.pad_first(W_out)
-    theirs["decoder.bias"] = vocabulary.pad_first(b_out)
+    theirs["decoder.weight"] = _pad_first(W_out)
+    theirs["decoder.bias"] = _pad_first(b_out)
     return theirs
+
+
+def _pad_last(rows: Array) -> Array:
+    """Rows that begin with the pad symbol, in our order; 256 rows have none."""
+    return rows if len(rows) == BYTES else rows[[*range(1, len(rows)), 0]]
+
+
+def _pad_first(rows: Array) -> Array:
+    """The way back."""
+    return rows if len(rows) == BYTES else rows[[-1, *range(len(rows) - 1)]]
 
 
 def _split(a: dict[str, Array], key: str, any_norm: bool) -> tuple[Array, Array | None]:

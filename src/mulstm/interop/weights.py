@@ -19,6 +19,8 @@ from mulstm.recipe import ModelRecipe
 Array = NDArray[np.float32]
 AnyArray = NDArray[Any]
 
+BYTES = 256  # symbols of a model of all bytes
+
 # A symbol that a foreign head has no class for keeps its row in W_out; this bias makes its probability
 # exactly zero in every precision, and stays finite so that no inf - inf can appear.
 NEVER = -1e4
@@ -32,12 +34,6 @@ class Weights:
     arrays: dict[str, Array]
     alphabet: Alphabet
     source: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """(N, E, H); a one-hot model counts as one with an N-wide identity embedding."""
-        n = self.alphabet.size
-        return n, self.recipe.embedding or n, self.recipe.hidden
 
     def embedding(self) -> Array:
         """(N, E): the embedding, or the identity for one-hot input."""
@@ -64,8 +60,8 @@ class Weights:
 
     def head(self) -> tuple[Array, Array]:
         """W_out and b_out (zeros where the model has none)."""
-        n, _, _ = self.sizes
-        return self.arrays["W_out"], self.arrays.get("b_out", np.zeros(n, dtype=np.float32))
+        none = np.zeros(self.alphabet.size, dtype=np.float32)
+        return self.arrays["W_out"], self.arrays.get("b_out", none)
 
 
 def layer_recipe(
