@@ -221,7 +221,7 @@ def commit() -> str:
 
 def json_line(value: Any) -> str:
     """One line of JSON; numbers that JSON has no word for become null."""
-    return json.dumps(_plain(value), sort_keys=False, ensure_ascii=False) + "\n"
+    return json.dumps(_plain(value), ensure_ascii=False) + "\n"
 
 
 def json_text(value: Any) -> str:

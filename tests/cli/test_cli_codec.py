@@ -72,7 +72,7 @@ def test_what_quantize_left_beside_a_checkpoint_is_used(call: Call, trained: Pat
     assert json.loads(out)["model_bytes"] == kept.stat().st_size
     archive, whole = Path(f"{note}.mul").read_bytes(), kept.read_bytes()
     assert call("quantize", model).code == 0  # a file of ours, made anew
-    save(kept, replace(load(kept)[0], parent="of an earlier checkpoint"))
+    save(kept, replace(load(kept), parent="of an earlier checkpoint"))
     for other in (kept.read_bytes(), whole[:-1]):
         kept.write_bytes(other)
         assert "made the integer model" in call(*given).err

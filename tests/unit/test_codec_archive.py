@@ -18,13 +18,15 @@ import torch
 
 from codec_models import golden, integer, mixed
 from mulstm.codec import archive, block
-from mulstm.codec.container import BLOCK_OVERHEAD, OVERHEAD, VERSION
+from mulstm.codec.container import VERSION
 from mulstm.codec.measure import integer_bits
 from mulstm.codec.network import Network
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckFailedError, DataError, RunError
 
 LETTERS = Alphabet(b" abcdefghijklmnopqrstuvwxyz")
+# Bytes, as docs/codec.md has them: header and seal with what frames them; what frames one block.
+OVERHEAD, BLOCK_OVERHEAD = 128, 28
 
 
 @pytest.fixture(scope="module")

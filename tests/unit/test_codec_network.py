@@ -264,12 +264,12 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 
 def test_a_model_file_comes_back(tmp_path: Path) -> None:
     model = integer(layers=2)
-    files.save(tmp_path / "m", model, {"note": 1})
-    found, more = files.load(tmp_path / "m")
-    assert (found.fingerprint, found.parent, more) == (model.fingerprint, model.parent, {"note": 1})
+    files.save(tmp_path / "m", model)
+    found = files.load(tmp_path / "m")
+    assert (found.fingerprint, found.parent) == (model.fingerprint, model.parent)
     assert files.is_one(tmp_path / "m")
     one = (tmp_path / "m").read_bytes()
-    files.save(tmp_path / "m", model, {"note": 1})
+    files.save(tmp_path / "m", model)
     assert (tmp_path / "m").read_bytes() == one
 
 
@@ -292,11 +292,10 @@ def test_a_model_file_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_file_of_other_things_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m"
-    for more, model in (([1], integer()), ({}, replace(integer(), layers=()))):
-        files.save(path, model, more)  # type: ignore[arg-type]
-        assert files.is_one(path)
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            files.load(path)
+    files.save(path, replace(integer(), layers=()))
+    assert files.is_one(path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        files.load(path)
     text = json.dumps({"__metadata__": {"mulstm": "[" * 100_000}}).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     assert not files.is_one(path)

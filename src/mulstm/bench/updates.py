@@ -46,9 +46,9 @@ def recipe(model: ModelRecipe, B: int, T: int, backend: str = "auto") -> Recipe:
     )
 
 
-def model_of(how: Recipe, device: str, alphabet: int = N) -> LanguageModel:
+def model_of(how: Recipe, device: str) -> LanguageModel:
     """A model to be trained, its parameters drawn on the device."""
-    model = LanguageModel(how.model, alphabet, init=None).to(device)
+    model = LanguageModel(how.model, N, init=None).to(device)
     model.initialise(how.init, torch.Generator(device).manual_seed(how.train.seed))
     model.precision, model.backend = how.train.precision, how.train.backend
     return model

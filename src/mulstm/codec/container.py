@@ -22,9 +22,6 @@ _BLOCK = struct.Struct("<BxHIIII")  # kind, lanes, number, length, size of the p
 _SEAL = struct.Struct("<Q32s")  # length and SHA-256 of the content
 _CRC = struct.Struct("<I")
 
-OVERHEAD = _HEADER.size + _CRC.size + _BLOCK.size + 2 * _CRC.size + _SEAL.size  # of an empty file
-BLOCK_OVERHEAD = _BLOCK.size + 2 * _CRC.size
-
 
 @dataclass(frozen=True)
 class Header:

@@ -116,14 +116,9 @@ class IntegerModel:
             digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
         return digest.digest()
 
-    @property
-    def parameter_count(self) -> int:
-        """How many numbers the arrays hold."""
-        return sum(array.size for array in self.tensors().values())
 
-
-def save(path: Path, model: IntegerModel, more: dict[str, Any] | None = None) -> None:
-    """One safetensors file; `more` is kept beside the facts and computes nothing."""
+def save(path: Path, model: IntegerModel) -> None:
+    """One safetensors file."""
     import torch
 
     from mulstm import checkpoint
@@ -134,7 +129,7 @@ def save(path: Path, model: IntegerModel, more: dict[str, Any] | None = None) ->
         "facts": model.facts(),
         "parent": model.parent,
         "fingerprint": model.fingerprint.hex(),
-        "more": more or {},
+        "more": {},  # of the format: room for notes, which compute nothing
     }
     arrays = {name: torch.from_numpy(np.array(array)) for name, array in model.tensors().items()}
     checkpoint.write_tensors(path, arrays, meta)
@@ -150,8 +145,8 @@ def is_one(path: Path) -> bool:
         return False
 
 
-def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
-    """The model of such a file and what was kept beside it; every array is checked before it is used."""
+def load(path: Path) -> IntegerModel:
+    """The model of such a file; every array is checked before it is used."""
     from mulstm import checkpoint
 
     tensors, meta = checkpoint.read_tensors(path, KIND)
@@ -163,7 +158,7 @@ def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
                 f"{ARITHMETIC}. Use the version of mulstm that wrote it, or quantize the checkpoint again."
             )
         model = _assemble(facts, {n: t.numpy() for n, t in tensors.items()}, str(meta["parent"]))
-        stated, more = str(meta["fingerprint"]), dict(meta.get("more", {}))
+        stated = str(meta["fingerprint"])
     except checkpoint.UNREADABLE as fault:
         raise CheckpointError(
             f"The description inside {path} cannot be read ({fault}). Take another copy, or quantize again."
@@ -173,7 +168,7 @@ def load(path: Path) -> tuple[IntegerModel, dict[str, Any]]:
             f"The contents of {path} do not match their fingerprint: it was changed or damaged. "
             "Take another copy of the file, or quantize the checkpoint again."
         )
-    return model, more
+    return model
 
 
 def _assemble(facts: dict[str, Any], named: dict[str, NDArray[Any]], parent: str) -> IntegerModel:

@@ -80,11 +80,6 @@ class Session:
         self._eager = 0  # steps that were not played from a recording, since the number of lanes changed
         self._make_tables()
 
-    @property
-    def adaptive(self) -> bool:
-        """Whether `feed` looks at the bytes themselves."""
-        return self._learner is not None
-
     def tables(self) -> Tensor:
         """For each lane that takes part, where each entry's share begins: (B, entries + 1), until `feed`."""
         return self._begins

@@ -22,13 +22,13 @@ def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
     """
     file = checkpoint.find(path)
     if integer.is_one(file):
-        return integer.load(file)[0], file, False
+        return integer.load(file), file, False
     kept = default_path(file)
     with contextlib.suppress(CheckpointError):  # a damaged copy, or one of another arithmetic, is made again
         if kept.is_file() and integer.is_one(kept):
             parent = checkpoint.read_meta(file).get("fingerprint")
             if checkpoint.read_meta(kept).get("parent") == parent:
-                return integer.load(kept)[0], kept, False
+                return integer.load(kept), kept, False
     return quantize_checkpoint(checkpoint.load(file)), file, True
 
 
