@@ -22,6 +22,7 @@ from torch import Tensor
 import mulstm
 from mulstm import recipe as recipes
 from mulstm import runs
+from mulstm.convention import Convention
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, MulstmError
 from mulstm.nn.model import LanguageModel
@@ -48,6 +49,16 @@ class Checkpoint:
     alphabet: Alphabet
     recipe: Recipe
     meta: dict[str, Any]  # metrics, source, corpus, storage, fingerprint, the version that wrote it
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the model came from and how its texts are written; empty where there is nothing to say."""
+        return self.meta.get("source") or {}
+
+    @property
+    def convention(self) -> Convention:
+        """How its texts are written; a convention of a later version is an error."""
+        return Convention.of(self.alphabet, self.source)
 
 
 def save(

@@ -314,7 +314,7 @@ def _source(recipe: Recipe, start_from: str | Path | None, folder: Path) -> dict
     found: dict[str, Any] = {}
     if start_from is not None:
         start = checkpoint.load(start_from)
-        found = {**start.meta["source"], "tuned_from": start.meta["fingerprint"]}
+        found = {**start.source, "tuned_from": start.meta["fingerprint"]}
     return found | ({"convention": recipe.data.convention} if recipe.data.convention else {})
 
 

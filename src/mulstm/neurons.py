@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mulstm import heat
 from mulstm.checkpoint import Checkpoint
-from mulstm.convention import Convention
 from mulstm.data.alphabet import Alphabet
 from mulstm.embedding import require_units
 from mulstm.errors import DataError, MulstmError
@@ -53,7 +52,7 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
         raise MulstmError(f'A unit has h and c, not "{of}". Give one of these.')
     if of == "c" and model.zero_state(1)[-1].c.shape[1] == 0:
         raise MulstmError(f"The cell {model.recipe.cell} has no c. Trace h.")
-    convention = Convention.of(loaded.alphabet, loaded.meta.get("source") or {})
+    convention = loaded.convention
     symbols = convention.read(record.text, record.id)
     before, after = convention.around
     x = torch.from_numpy(symbols).to(model.W_out.device).unsqueeze(0)

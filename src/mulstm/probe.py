@@ -54,8 +54,7 @@ def find(
     labels = sorted({record.label for record in records})
     if len(labels) < 2:
         raise DataError(f"The records carry {len(labels)} label(s). Give at least two different ones.")
-    review = str((loaded.meta.get("source") or {}).get("convention", "")).endswith("-review")
-    of = of or ("c_final" if review else "h_mean")
+    of = of or ("c_final" if loaded.convention.name.endswith("-review") else "h_mean")
     if of not in REPRESENTATIONS:
         raise DataError(f'There is no representation "{of}". Choose one of: {", ".join(REPRESENTATIONS)}.')
     y = np.array([labels.index(record.label) for record in records])

@@ -70,7 +70,7 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
         said = [key.partition(".")[2] for key in _given(overrides) if key.startswith("model.")]
         model = replace(start.model.recipe, **{key: getattr(model, key) for key in said})
         name = next((name for name, make in ALPHABETS.items() if make() == start.alphabet), "corpus")
-        convention = str(start.meta["source"].get("convention", ""))
+        convention = str(start.source.get("convention", ""))
         if name == "protein" and not d.records:
             d = replace(d, records=kind)  # a protein a line: they are never one text
     else:

@@ -60,7 +60,7 @@ def part_of(
 
 def is_protein(model: Checkpoint) -> bool:
     """Whether its texts are proteins."""
-    return bool((model.meta.get("source") or {}).get("convention") == "protein")
+    return bool(model.source.get("convention") == "protein")
 
 
 def _require_origin(model: Checkpoint, remedy: str) -> None:

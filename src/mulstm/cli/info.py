@@ -69,7 +69,7 @@ def _model(path: Path) -> dict[str, Any]:
         "fingerprint": loaded.meta["fingerprint"],
         "storage": loaded.meta["storage"],
         "metrics": loaded.meta["metrics"],
-        "source": loaded.meta["source"],
+        "source": loaded.source,
         "recipe": loaded.meta["recipe"],
     }
 

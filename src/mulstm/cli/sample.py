@@ -31,7 +31,6 @@ def command(
 
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._terminal import shown
-    from mulstm.convention import Convention
     from mulstm.sample import Sampling, Utf8Stream, sample
 
     loaded = checkpoint.load(model, parallel.pick(device))
@@ -39,7 +38,7 @@ def command(
     how = Sampling(length, temperature, top_k, top_p, seed, stop.encode(errors="surrogateescape"))
     start = prompt.encode(errors="surrogateescape")  # the bytes that were given, UTF-8 or not
     # A prompt that cannot be read is told of before anything is written.
-    Convention.of(loaded.alphabet, loaded.meta["source"]).encoded(start, "The prompt")
+    loaded.convention.encoded(start, "The prompt")
     pieces = sample(loaded.model, loaded.alphabet, start, how, streams)
     if streams == 1 and not as_json:
         stream = Utf8Stream()

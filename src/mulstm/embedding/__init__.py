@@ -16,7 +16,6 @@ from torch import Tensor
 
 from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
-from mulstm.convention import Convention
 from mulstm.embedding import files
 from mulstm.embedding.store import Store
 from mulstm.errors import DataError
@@ -67,7 +66,7 @@ def embed(
 ) -> Representations:
     """The representations of texts or proteins, under the model's own convention, in memory."""
     loaded = model if isinstance(model, Checkpoint) else checkpoint.load(model)
-    convention = Convention.of(loaded.alphabet, loaded.meta.get("source") or {})
+    convention = loaded.convention
     given = list(texts(sequences))
     H = loaded.model.recipe.hidden
     widths = (H, H, loaded.model.zero_state(1)[-1].c.shape[1])
@@ -127,7 +126,7 @@ def embed_file(
     """Writes the representations of a stream of records in their order; memory does not grow with it."""
     wanted = wanted or Wanted()
     files.check(out)
-    convention = Convention.of(loaded.alphabet, loaded.meta.get("source") or {})
+    convention = loaded.convention
     before, after = convention.around
     begun, symbols = time.perf_counter(), 0
     with Store(out.parent, _widths(loaded, wanted)) as store:

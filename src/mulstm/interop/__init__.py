@@ -78,7 +78,7 @@ def to_weights(loaded: Checkpoint) -> Weights:
     """A checkpoint's parameters as float32 arrays."""
     state = loaded.model.state_dict()
     arrays = {key: tensor.detach().cpu().float().contiguous().numpy() for key, tensor in state.items()}
-    return Weights(loaded.model.recipe, arrays, loaded.alphabet, dict(loaded.meta.get("source") or {}))
+    return Weights(loaded.model.recipe, arrays, loaded.alphabet, dict(loaded.source))
 
 
 def _module(name: str) -> Any:

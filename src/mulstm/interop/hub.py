@@ -74,7 +74,7 @@ def push(folder: str | os.PathLike[str], name: str, *, private: bool = True) -> 
 
 def card(loaded: Checkpoint, name: str, licence: str = "") -> str:
     """A model card: what the model is, what it measures, where it comes from, how to use it."""
-    source, metrics = loaded.meta.get("source") or {}, loaded.meta.get("metrics") or {}
+    source, metrics = loaded.source, loaded.meta.get("metrics") or {}
     stated = str(source.get("licence", ""))
     licence = licence or next((tag for words, tag in _LICENCES.items() if stated.startswith(words)), "")
     recipe = loaded.model.recipe
@@ -108,7 +108,7 @@ def _config(loaded: Checkpoint) -> dict[str, Any]:
         "model_type": "mulstm",
         "recipe": recipes.as_dict(loaded.recipe),
         "alphabet": loaded.alphabet.to_json(),
-        "source": dict(loaded.meta.get("source") or {}),
+        "source": dict(loaded.source),
         "fingerprint": loaded.meta["fingerprint"],
     }
 

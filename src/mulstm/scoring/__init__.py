@@ -118,16 +118,14 @@ def scores(
     following: int = 0,
 ) -> Iterator[Score]:
     """Scores of a stream of records, in its order."""
-    source = loaded.meta.get("source") or {}
-    if not source.get("head", True):
+    if not loaded.source.get("head", True):
         raise CheckpointError(
             "This model was imported without its output layer, so it cannot predict. "
             "Import the file of a language model, or use embed."
         )
-    convention = Convention.of(loaded.alphabet, source)
     ready: dict[int, Score] = {}
     place = 0
-    for index, done in _unordered(loaded, convention, records, lanes, losses, following):
+    for index, done in _unordered(loaded, records, lanes, losses, following):
         ready[index] = done
         while place in ready:
             yield ready.pop(place)
@@ -146,13 +144,12 @@ class _Open:
 
 def _unordered(
     loaded: Checkpoint,
-    convention: Convention,
     records: Iterable[Record],
     lanes: int,
     losses: bool,
     following: int,
 ) -> Iterator[tuple[int, Score]]:
-    model = loaded.model.eval()
+    model, convention = loaded.model.eval(), loaded.convention
     reading: dict[int, _Open] = {}
     targets: dict[int, Symbols] = {}
     never = impossible(model)
