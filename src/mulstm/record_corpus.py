@@ -170,10 +170,8 @@ def load(d: DataRecipe, data_dir: str | Path | None = None) -> Corpus:
 
 def _encoded(path: Path, d: DataRecipe, convention: Convention) -> Path:
     """A file of all records' symbols, made once, with the records' offsets beside it."""
-    status = path.stat()
-    key = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {d.records} {d.column} {d.convention}"
-    digest = hashlib.sha256(f"{key} {convention.alphabet.fingerprint}".encode()).hexdigest()[:16]
-    target = store.cache_folder() / "records" / f"{digest}.symbols"
+    key = store.key_of(path, d.records, d.column, d.convention, convention.alphabet.fingerprint)
+    target = store.cache_folder() / "records" / f"{key}.symbols"
     if target.is_file() and target.with_suffix(".npy").is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +47,14 @@ def fasta(path: Path, proteins: list[str]) -> DataRecipe:
 def proteins(n: int, seed: int = 0, longest: int = 60) -> list[str]:
     rng = np.random.default_rng(seed)
     return ["".join(rng.choice(list("MKTAYIQRGL"), rng.integers(1, longest))) for _ in range(n)]
+
+
+def test_a_file_in_a_folder_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    recipe = fasta(Path("p.fasta"), proteins(20))
+    assert record_corpus.load(recipe).split("train").symbols_count > 0
 
 
 @settings(max_examples=50, deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -203,10 +202,7 @@ def _hidden(relative: Path) -> bool:
 def _unpacked(path: Path) -> Path:
     if path.suffix not in store.PACKED:
         return path
-    status = path.stat()
-    facts = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
-    key = hashlib.sha256(facts.encode(errors="surrogateescape")).hexdigest()[:16]
-    target = store.cache_folder() / "unpacked" / f"{key}-{path.stem}"
+    target = store.cache_folder() / "unpacked" / f"{store.key_of(path)}-{path.stem}"
     if not target.is_file():
         store.unpack(path, target, path.stem)
     return target

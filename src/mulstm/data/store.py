@@ -30,6 +30,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mulstm"
 
 
+def key_of(file: Path, *more: str) -> str:
+    """Sixteen hexadecimal digits that differ when a file, or what is made of it, is another one."""
+    status = file.stat()
+    facts = " ".join([str(file.resolve()), str(status.st_size), str(status.st_mtime_ns), *more])
+    return hashlib.sha256(facts.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
 def data_folder(data_dir: str | Path | None) -> Path | None:
     """The folder of local copies: the one given, or $MULSTM_DATA."""
     named = data_dir or os.environ.get("MULSTM_DATA")
