@@ -19,10 +19,10 @@ from mulstm import data, records
 from mulstm.convention import ALPHABETS, Convention
 from mulstm.data import store
 from mulstm.data.alphabet import Alphabet, Bytes
-from mulstm.data.corpus import Corpus, Split
+from mulstm.data.corpus import Corpus, Split, shares_of
 from mulstm.data.text import Text
 from mulstm.errors import DataError
-from mulstm.recipe import DataRecipe, parse_split
+from mulstm.recipe import DataRecipe
 from mulstm.runs import replacing
 
 Numbers = NDArray[np.int64]
@@ -158,9 +158,7 @@ def load(d: DataRecipe, data_dir: str | Path | None = None) -> Corpus:
         raise DataError(
             f'Records cannot be read with data.alphabet = "{d.alphabet}". Say one of {", ".join(ALPHABETS)}.'
         )
-    shares = parse_split(d.split or "90-10-0")
-    if shares is None:
-        raise DataError(f'The split "{d.split}" does not say three shares of 100. Write it like 90-10-0.')
+    shares = shares_of(d.split, "90-10-0")
     convention = Convention(ALPHABETS[d.alphabet](), d.convention)
     encoded = _encoded(path, d, convention)
     offsets: Numbers = np.load(encoded.with_suffix(".npy"), allow_pickle=False)

@@ -59,7 +59,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Known:
     addresses = ("http://one.invalid/made.zip", "http://two.invalid/made.gz")
     file = File("made", len(TEXT), hashlib.sha256(TEXT).hexdigest(), addresses)
     one = Known("made", "made up", "none", (file,))
-    monkeypatch.setattr(corpus, "KNOWN", (*KNOWN, one))
+    monkeypatch.setattr(corpus, "KNOWN", KNOWN | {"made": one})
     return one
 
 
@@ -189,10 +189,10 @@ def test_a_real_download(tmp_path: Path, made: Known, monkeypatch: pytest.Monkey
         threading.Thread(target=host.serve_forever, daemon=True).start()
         root = f"http://127.0.0.1:{host.server_port}"
         file = replace(made.files[0], addresses=(f"{root}/gone.zip", f"{root}/made.zip"))
-        monkeypatch.setattr(corpus, "KNOWN", (replace(made, files=(file,)),))
+        monkeypatch.setattr(corpus, "KNOWN", {"made": replace(made, files=(file,))})
         assert len(load("made").text) == 100
         gone = replace(file, addresses=(f"{root}/gone.zip",), sha256="0" * 64)
-        monkeypatch.setattr(corpus, "KNOWN", (replace(made, files=(gone,)),))
+        monkeypatch.setattr(corpus, "KNOWN", {"made": replace(made, files=(gone,))})
         with pytest.raises(DataError, match=r"gone\.zip: HTTPError 404"):
             load("made")
         host.shutdown()
@@ -346,12 +346,12 @@ def test_python_needs_no_download() -> None:
 
 def test_ptb_protocols_on_made_up_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [b" a <unk> two \n three \n", b" four \n", b" five <unk> \n"]
-    known = next(k for k in KNOWN if k.name == "ptb")
+    known = KNOWN["ptb"]
     files = tuple(
         replace(f, size=len(t), sha256=hashlib.sha256(t).hexdigest())
         for f, t in zip(known.files, texts, strict=True)
     )
-    monkeypatch.setattr(corpus, "KNOWN", (replace(known, files=files),))
+    monkeypatch.setattr(corpus, "KNOWN", {"ptb": replace(known, files=files)})
     for file, text in zip(files, texts, strict=True):
         (tmp_path / file.name).write_bytes(text)
     whole = {

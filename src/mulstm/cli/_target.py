@@ -30,7 +30,7 @@ def recipe_for(
     """
     if target in recipe.names() or target.endswith(".toml"):
         return recipe.load(target, overrides)
-    if target not in {known.name for known in KNOWN} and not Path(target).exists():
+    if target not in KNOWN and not Path(target).exists():
         if target.endswith(LOOKS_LIKE_A_FILE) or target.startswith((".", "/")):
             raise DataError(
                 f"There is no file or folder {target}. Give a text, a folder of texts, or a recipe's name."
@@ -44,7 +44,7 @@ def recipe_for(
     found = _for_text(target, overrides, start_from)
     corpus = record_corpus.load(found.data, data_dir)
     part = corpus.split("train")
-    if isinstance(part, RecordSplit) and "train.lanes" not in _given(overrides):
+    if isinstance(part, RecordSplit) and "train.lanes" not in recipe.overridden(overrides):
         # A lane without a record would only wait.
         lanes = min(found.train.lanes, part.chosen.size)
         found = replace(found, train=replace(found.train, lanes=lanes))
@@ -53,10 +53,10 @@ def recipe_for(
 
 def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) -> Recipe:
     """The default recipe; files of records are known by their ending, and FASTA holds proteins."""
-    kind = kind_of(target)
-    if kind != "lines" and "data.records" not in _given(overrides):
+    kind, given = kind_of(target), recipe.overridden(overrides)
+    if kind != "lines" and "data.records" not in given:
         overrides = [f"data.records={kind}", *overrides]
-    if "evaluate.patience" not in _given(overrides) and _has_no_valid_part(overrides):
+    if "evaluate.patience" not in given and _has_no_valid_part(overrides):
         overrides = ["evaluate.patience=0", *overrides]
     found = recipe.load("text" if start_from is None else "finetune", overrides)
     kind = found.data.records or kind
@@ -67,7 +67,7 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
 
         start = checkpoint.load(start_from)
         # What is said of the model on the command line stands, and is refused where it does not fit.
-        said = [key.partition(".")[2] for key in _given(overrides) if key.startswith("model.")]
+        said = [key.partition(".")[2] for key in given if key.startswith("model.")]
         model = replace(start.model.recipe, **{key: getattr(model, key) for key in said})
         name = next((name for name, make in ALPHABETS.items() if make() == start.alphabet), "corpus")
         convention = str(start.source.get("convention", ""))
@@ -75,7 +75,7 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
             d = replace(d, records=kind)  # a protein a line: they are never one text
     else:
         name, convention = ("protein", "protein") if kind == "fasta" else (d.alphabet, d.convention)
-    if "data.alphabet" not in _given(overrides):
+    if "data.alphabet" not in given:
         d = replace(d, alphabet=name, convention=convention if d.records else "")
     # One text can be entered anywhere; records are shuffled instead.
     train = replace(found.train, rotate=found.train.rotate and not d.records)
@@ -89,7 +89,3 @@ def _has_no_valid_part(overrides: Sequence[str]) -> bool:
     asked = [text.partition("=")[2].strip() for text in overrides if text.startswith("data.split=")]
     shares = recipe.parse_split(asked[-1]) if asked else None
     return shares is not None and shares[1] == 0
-
-
-def _given(overrides: Sequence[str]) -> set[str]:
-    return {text.partition("=")[0].strip() for text in overrides}

@@ -53,7 +53,7 @@ def part_of(
     else:
         _require_one_text(model, text)
         corpus = data.load(text, data_dir=data_dir)
-        usual = "test" if text in {known.name for known in KNOWN} else "all"
+        usual = "test" if text in KNOWN else "all"
     part = corpus.split(split or usual)
     return part if isinstance(part, RecordSplit) else replace(part, alphabet=model.alphabet)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mulstm.cli._options import AsJson
 
 
@@ -10,7 +12,7 @@ def command(as_json: AsJson = False) -> None:
     from mulstm import console
     from mulstm.data.known import KNOWN
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": known.name,
             "bytes": sum(file.size for file in known.files),
@@ -18,13 +20,13 @@ def command(as_json: AsJson = False) -> None:
             "licence": known.licence,
             "protocols": dict(known.protocols),
         }
-        for known in KNOWN
+        for known in KNOWN.values()
     ]
     if as_json:
         console.result_json(rows)
         return
-    texts = [[k.name, f"{sum(f.size for f in k.files):,}" if k.files else "-", k.about] for k in KNOWN]
+    texts = [[row["name"], f"{row['bytes']:,}" if row["bytes"] else "-", row["about"]] for row in rows]
     console.table(["corpus", "bytes", "what it is"], texts)
-    for known in KNOWN:
-        for name, meaning in known.protocols:
-            console.result(f"{known.name}, protocol {name}: {meaning}")
+    for row in rows:
+        for name, meaning in row["protocols"].items():
+            console.result(f"{row['name']}, protocol {name}: {meaning}")

@@ -115,39 +115,51 @@ def load(
     `split` gives the shares of train, valid and test ("90-5-5" where it is empty); `protocol` is for
     corpora that have several; `alphabet` is "bytes" or "corpus" (the distinct bytes of the whole text).
     """
-    known = {k.name: k for k in KNOWN}.get(str(name_or_path))
-    shares = parse_split(split or "90-5-5")
-    if shares is None:
-        raise DataError(f'The split "{split}" does not say three shares of 100. Write it like 90-5-5.')
+    known = KNOWN.get(str(name_or_path))
+    train, valid, _ = shares_of(split, "90-5-5")
     _check_protocol(name_or_path, known, protocol)
-    if known is None or not known.files:
-        text = Text([stdlib.sources()]) if known else _users_text(Path(name_or_path))
-        name = known.name if known else Path(name_or_path).name
-        ends = _cut(len(text), shares)
+    ends = None
+    if known is None:
+        text = _users_text(Path(name_or_path))
+    elif not known.files:
+        text = Text([stdlib.sources()])
     elif len(known.files) == 1:
-        name, text = known.name, Text([store.find(known, known.files[0], data_dir)])
-        ends = _cut(len(text), shares)
+        text = Text([store.find(known, known.files[0], data_dir)])
     else:
         if split:
             raise DataError(f"{known.name} comes in its own three parts. Leave data.split empty.")
         protocol = protocol or (known.protocols[0][0] if known.protocols else "")
         paths = [store.find(known, file, data_dir) for file in known.files]
         parts = [_under(protocol, path) for path in paths] if known.protocols else paths
-        name, text = known.name, Text(parts)
+        text = Text(parts)
         sizes = [len(Text([part])) for part in parts]
         ends = (sizes[0], sizes[0] + sizes[1])
     if alphabet not in ("bytes", "corpus"):
         raise DataError(f'There is no alphabet "{alphabet}". Say bytes or corpus.')
     symbols = Alphabet.bytes() if alphabet == "bytes" else Alphabet.distinct(text.blocks())
-    return Corpus(name, text, symbols, ends, protocol=protocol, has_words=bool(known and known.has_words))
+    return Corpus(
+        known.name if known else Path(name_or_path).name,
+        text,
+        symbols,
+        ends or (int(len(text) * train), int(len(text) * (train + valid))),
+        protocol=protocol,
+        has_words=bool(known and known.has_words),
+    )
+
+
+def shares_of(split: str, usual: str) -> tuple[Fraction, Fraction, Fraction]:
+    """Of train, valid and test: what the split says, or the usual one where it says nothing."""
+    shares = parse_split(split or usual)
+    if shares is None:
+        raise DataError(f'The split "{split}" does not say three shares of 100. Write it like {usual}.')
+    return shares
 
 
 def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """Checked local copies of a named corpus's files, fetched where there are none."""
-    known = {k.name: k for k in KNOWN}.get(name)
+    known = KNOWN.get(name)
     if known is None:
-        names = ", ".join(k.name for k in KNOWN)
-        raise DataError(f'There is no corpus called "{name}". The known ones are {names}.')
+        raise DataError(f'There is no corpus called "{name}". The known ones are {", ".join(KNOWN)}.')
     return [store.find(known, file, data_dir) for file in known.files]
 
 
@@ -156,11 +168,6 @@ def _check_protocol(name: str | Path, known: Known | None, protocol: str) -> Non
     if protocol and protocol not in allowed:
         remedy = f"Say one of {', '.join(allowed)}." if allowed else "Leave data.protocol empty."
         raise DataError(f'{name} has no protocol "{protocol}". {remedy}')
-
-
-def _cut(size: int, shares: tuple[Fraction, Fraction, Fraction]) -> tuple[int, int]:
-    train, valid, _ = shares
-    return int(size * train), int(size * (train + valid))
 
 
 def _under(protocol: str, path: Path) -> Bytes:
@@ -186,8 +193,8 @@ def _users_text(path: Path) -> Text:
     elif path.is_file():
         text, what = Text([_unpacked(path)]), f"The file {path}"
     else:
-        names = ", ".join(k.name for k in KNOWN)
-        raise DataError(f"There is no file or folder {path}. Give one, or a known corpus: {names}.")
+        known = ", ".join(KNOWN)
+        raise DataError(f"There is no file or folder {path}. Give one, or a known corpus: {known}.")
     if len(text) == 0:
         raise DataError(f"{what} is empty. Give a text of some thousand characters or more.")
     if len(text) == 1:

@@ -54,7 +54,7 @@ def _ptb(part: str, size: int, sha256: str) -> File:
     )
 
 
-KNOWN = (
+_ALL = (
     Known(
         "enwik8",
         "the first 100,000,000 bytes of an English Wikipedia dump of 2006 (the Hutter Prize text)",
@@ -124,3 +124,4 @@ KNOWN = (
     ),
     Known("python", "the running Python's own standard library, sorted by path", "PSF", ()),
 )
+KNOWN = {known.name: known for known in _ALL}

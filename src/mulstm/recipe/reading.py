@@ -44,7 +44,7 @@ def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: i
     state means something), and more epochs; where it is long, no more updates than a day will do. A
     validation part of `valid` symbols, where there is one, is read in no more lanes than it can fill.
     """
-    given = {text.partition("=")[0].strip() for text in overrides}
+    given = overridden(overrides)
     train, warmup = recipe.train, recipe.optimiser.warmup
     if not given & {"train.lanes", "train.chunk"}:
         chunk = max(1, min(train.chunk, symbols // 8))
@@ -60,6 +60,11 @@ def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: i
         read = min(valid, evaluate.symbols or valid)
         evaluate = replace(evaluate, lanes=max(1, min(evaluate.lanes, read // VALID_LANE)))
     return replace(recipe, train=train, optimiser=optimiser, evaluate=evaluate)
+
+
+def overridden(overrides: Sequence[str]) -> set[str]:
+    """The keys that overrides name."""
+    return {text.partition("=")[0].strip() for text in overrides}
 
 
 def as_dict(recipe: Recipe) -> Table:
