@@ -346,6 +346,16 @@ def test_quickstart(call: Call, text_file: Path, tmp_path: Path) -> None:
     assert set(found["compressors"]) == {"gzip -9", "bzip2 -9", "xz -9e"}
 
 
+@pytest.mark.parametrize(("split", "part"), [("90-10-0", "test"), ("90-0-10", "valid")])
+def test_quickstart_wants_all_parts(
+    split: str, part: str, call: Call, text_file: Path, tmp_path: Path
+) -> None:
+    given = [*settings(f"data.corpus={text_file}", f"data.split={split}"), "--runs-dir", tmp_path / "runs"]
+    code, _, err = call("quickstart", *given, "--device", "cpu")
+    assert (code, f"The {part} part of {text_file.name} is empty" in err) == (3, True)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_compressors_are_those_of_the_shell(text_file: Path) -> None:
     data = text_file.read_bytes()
     strongest = len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))

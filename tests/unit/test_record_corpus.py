@@ -226,8 +226,9 @@ def test_a_protein_model_takes_lines_but_no_symbol_without_a_class(tmp_path: Pat
     settings = ["train.updates=1", "train.chunk=16"]
     recipe = _target.recipe_for(str(tmp_path / "p.txt"), settings, None, start)
     assert (recipe.data.records, recipe.data.convention) == ("lines", "protein")
-    whole = _target.recipe_for(str(tmp_path / "p.txt"), [*settings, "data.split=100-0-0"], None, start)
-    assert whole.evaluate.patience == 0
+    for split in ("data.split=100-0-0", "data.split = 100-0-0"):
+        whole = _target.recipe_for(str(tmp_path / "p.txt"), [*settings, split], None, start)
+        assert whole.evaluate.patience == 0
     (tmp_path / "gap.txt").write_text("\n".join([*proteins(9), "MK-T"]))
     recipe = _target.recipe_for(str(tmp_path / "gap.txt"), settings, None, start)
     with pytest.raises(

@@ -86,6 +86,7 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
 
 def _has_no_valid_part(overrides: Sequence[str]) -> bool:
     """Whether the split asked for leaves nothing to validate on, so that nothing can stop early."""
-    asked = [text.partition("=")[2].strip() for text in overrides if text.startswith("data.split=")]
+    pairs = (text.partition("=") for text in overrides)
+    asked = [value.strip() for key, _, value in pairs if key.strip() == "data.split"]
     shares = recipe.parse_split(asked[-1]) if asked else None
     return shares is not None and shares[1] == 0

@@ -25,10 +25,12 @@ def command(
     from mulstm.sample import Sampling, sample
 
     chosen = recipe.load("quickstart", overrides or [])
+    corpus = load(chosen.data.corpus, split=chosen.data.split, alphabet=chosen.data.alphabet)
+    for part in ("valid", "test"):  # what is told of them comes after minutes of training
+        corpus.split(part).require_symbols()
     record, folder = train.train(
         chosen, runs_dir=runs_dir, device=device, resume_from="auto" if resume else None
     )
-    corpus = load(chosen.data.corpus, split=chosen.data.split, alphabet=chosen.data.alphabet)
     compressors = packed(corpus.split("test").raw())
     loaded = checkpoint.load(folder)
     drawn = sample(loaded.model, loaded.alphabet, b"def ", Sampling(length=400, temperature=0.7))
