@@ -11,7 +11,7 @@ import pytest
 from process import Call
 
 from foreign import unirep
-from mulstm.cli import _record
+from mulstm.cli.train import summary
 from mulstm.data.corpus import Split
 from mulstm.interop import npz
 from mulstm.interop import unirep as formats
@@ -193,7 +193,7 @@ def test_huge_perplexities_are_told_in_short(
     for told in (
         *call("evaluate", *given, "--words", "-q").out.splitlines(),
         call("score", *given).err,
-        *_record.lines(record)[1:2],
+        *summary(record)[1:2],
     ):
         assert re.search(r"word perplexity \d\.\d\de\+\d+\b", told)
 

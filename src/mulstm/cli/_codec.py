@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,6 +55,16 @@ def network_of(model: Path, device: str, products: str, threads: int, quiet: boo
     return Network(integer, parallel.pick(device), products), file
 
 
+def tell(target: Path, line: str, facts: dict[str, Any], as_json: bool) -> None:
+    """What was done; where stdout holds the file itself, as a line on stderr."""
+    if str(target) == "-":
+        console.note(line)
+    elif as_json:
+        console.result_json(facts)
+    else:
+        console.result(line)
+
+
 @contextmanager
 def moving(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A function to be told how many more bytes are done."""
@@ -64,9 +74,9 @@ def moving(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None
     done = 0
     with console.Progress(total, label=label, warm_up=1) as screen:
 
-        def tell(more: int) -> None:
+        def add(more: int) -> None:
             nonlocal done
             done += more
             screen.update(done)
 
-        yield tell
+        yield add

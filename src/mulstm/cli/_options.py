@@ -21,6 +21,7 @@ Minutes = Annotated[
         help="Train for at most so long; the record then says that the run was cut short, and it can go on.",
     ),
 ]
+Length = Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to draw.")]
 Model = Annotated[
     Path,
     typer.Argument(
@@ -31,10 +32,16 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe, as in train.lanes=64."),
 ]
+PartName = Annotated[
+    str,
+    typer.Option("--split", help="train, valid, test or all (default: test; all of a text of yours)."),
+]
 Precision = Annotated[
     Literal["fp32", "bf16"],
     typer.Option("--precision", help="bf16 is the fast one on a GPU."),
 ]
+Prompt = Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed draws the same text.")]
 Target = Annotated[
     str, typer.Argument(help="A text, folder or file of records, the name of a recipe, or a recipe.toml.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 from mulstm import console
 
@@ -10,3 +11,15 @@ from mulstm import console
 def shown(text: str) -> str:
     """The text unchanged when it goes to a file; on a terminal without control characters."""
     return console.printable(text) if sys.stdout.isatty() else text
+
+
+def write_drawn(prompt: str, pieces: Iterator[list[bytes]]) -> None:
+    """A prompt and what one stream draws after it, as it is drawn."""
+    from mulstm.sample import Utf8Stream
+
+    stream = Utf8Stream()
+    sys.stdout.write(shown(prompt))
+    for (piece,) in pieces:
+        sys.stdout.write(shown(stream.feed(piece)))
+        sys.stdout.flush()
+    console.result(shown(stream.close()))

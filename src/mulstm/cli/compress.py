@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of
+from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of, tell
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
@@ -76,19 +76,16 @@ def command(
     from mulstm.codec import archive
 
     total = (archive.length_of(file) or 0) * (2 if verify else 1)  # the way there, and the way back
-    with moving(total, "compress", quiet) as show, ending_tidily(show) as tell:
-        done = archive.compress_path(file, target, network, progress=tell, **how)
-    facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": source.stat().st_size}
-    if as_json and str(target) != "-":
-        console.result_json(facts)
-        return
+    with moving(total, "compress", quiet) as show, ending_tidily(show) as progress:
+        done = archive.compress_path(file, target, network, progress=progress, **how)
     many = "lane" if done.lanes == 1 else "lanes"
     line = (
         f"{done.content:,} -> {done.archive:,} bytes, {done.bits_per_byte:.4f} bits/byte, "
         f"{done.content / done.seconds / 1e3:,.1f} kB/s, {done.lanes} {many}"
     )
     line += ", verified" if verify else ", not verified"
-    (console.note if str(target) == "-" else console.result)(line)
+    facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": source.stat().st_size}
+    tell(target, line, facts, as_json)
 
 
 def _bench(
@@ -103,8 +100,8 @@ def _bench(
     from mulstm.codec import bench
 
     size = file.stat().st_size if file.is_file() else 0
-    with moving(4 * size, "bench", quiet) as tell:
-        rows = bench.compare(network, source.stat().st_size, file, how, tell)
+    with moving(4 * size, "bench", quiet) as progress:
+        rows = bench.compare(network, source.stat().st_size, file, how, progress)
     if figure is not None:
         bench.draw(rows, figure)
     if as_json:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of
+from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of, tell
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
@@ -40,13 +39,11 @@ def command(
     from mulstm.codec import archive
 
     header = archive.peek(file)
-    with moving((header and header.length) or 0, "decompress", quiet) as show, ending_tidily(show) as tell:
-        done = archive.decompress_path(file, target, network, coder=coder, progress=tell)
-    if as_json and str(target) != "-":
-        console.result_json({"file": str(file), "output": str(target), **done.as_dict()})
-        return
+    total = (header and header.length) or 0
+    with moving(total, "decompress", quiet) as show, ending_tidily(show) as progress:
+        done = archive.decompress_path(file, target, network, coder=coder, progress=progress)
     line = (
         f"{done.archive:,} -> {done.content:,} bytes, "
         f"{done.content / done.seconds / 1e3:,.1f} kB/s, checksums agree"
     )
-    (console.note if str(target) == "-" else console.result)(line)
+    tell(target, line, {"file": str(file), "output": str(target), **done.as_dict()}, as_json)

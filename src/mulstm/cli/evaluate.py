@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mulstm.cli._options import AsJson, DataDir, Device, Model, Precision, Quiet
+from mulstm.cli._options import AsJson, DataDir, Device, Model, PartName, Precision, Quiet
 from mulstm.cli._output import Force, require_room
 
 if TYPE_CHECKING:
+    from mulstm.checkpoint import Checkpoint
+    from mulstm.data.corpus import Split
     from mulstm.evaluate import Evaluation
     from mulstm.words import WordCosts
 
@@ -24,10 +26,7 @@ def command(
         str,
         typer.Argument(help="A file, a folder or a known corpus; without it, what the model was trained on."),
     ] = "",
-    split: Annotated[
-        str,
-        typer.Option("--split", help="train, valid, test or all (default: test; all of a text of yours)."),
-    ] = "",
+    split: PartName = "",
     lanes: Annotated[
         int | None,
         typer.Option(
@@ -86,17 +85,15 @@ def command(
 ) -> None:
     """Measure a model: bits per character, and word perplexity where the corpus has words."""
     from mulstm import checkpoint, console, parallel
-    from mulstm.cli._terminal import shown
     from mulstm.cli._text import is_own, part_of
     from mulstm.dynamic import Settings, evaluate_dynamic
     from mulstm.evaluate import evaluate
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
-    from mulstm.words import word_costs
 
+    asked = Settings(segment, rate, pull, epsilon, folded=not as_trained)
     if dynamic and lanes not in (None, 1):
         raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
-    asked = Settings(segment, rate, pull, epsilon, folded=not as_trained)
     if not dynamic and asked != Settings():
         raise typer.BadParameter(
             "--segment, --rate, --pull, --epsilon and --as-trained go with it only", param_hint="--dynamic"
@@ -125,7 +122,30 @@ def command(
         lanes = lanes or (loaded.recipe.evaluate.final_lanes if is_own(loaded, text) else 10)
         measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)
         found = _watched(total, quiet, measure)
-    result = {
+    costs = _word_costs(part, found) if words else None
+    if as_json:
+        result = _facts(model, loaded, part, found, lanes) | (_dynamic.facts(settings) if dynamic else {})
+        if words:
+            result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
+        console.result_json(result)
+    else:
+        console.result(_told(part, found) + (", dynamic" if dynamic else ""))
+        if words:
+            console.result(_told_of_words(costs))
+    if record is not None:  # last, so that a full disk does not take the figures with it
+        add_dynamic(record, _dynamic.for_record(found, settings, loaded))
+
+
+def _word_costs(part: Split, found: Evaluation) -> WordCosts | None:
+    from mulstm.words import word_costs
+
+    assert found.losses is not None
+    return word_costs(part.text.read(part.start, part.start + found.symbols).tobytes(), found.losses)
+
+
+def _facts(model: Path, loaded: Checkpoint, part: Split, found: Evaluation, lanes: int) -> dict[str, Any]:
+    """For --json."""
+    return {
         "model": str(model),
         "fingerprint": loaded.meta["fingerprint"],
         "corpus": part.corpus,
@@ -140,29 +160,21 @@ def command(
         "seconds": found.seconds,
         "symbols_per_second": found.symbols / found.seconds,
     }
-    if dynamic:
-        result |= _dynamic.facts(settings)
-    costs = None
-    if words and found.losses is not None:
-        text_read = part.text.read(part.start, part.start + found.symbols).tobytes()
-        costs = word_costs(text_read, found.losses)
-        result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
-    if as_json:
-        console.result_json(result)
-    else:
-        line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols"
-        line += f" of {shown(part.corpus)} ({part.name})"
-        if found.word_perplexity is not None:
-            perplexity = console.decimal(found.word_perplexity, 2)
-            line += f", word perplexity {perplexity} on {found.words:,} words"
-        console.result(line + (", dynamic" if dynamic else ""))
-        if words:
-            console.result(_told(costs))
-    if record is not None:  # last, so that a full disk does not take the figures with it
-        add_dynamic(record, _dynamic.for_record(found, settings, loaded))
 
 
-def _told(costs: WordCosts | None) -> str:
+def _told(part: Split, found: Evaluation) -> str:
+    from mulstm import console
+    from mulstm.cli._terminal import shown
+
+    line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols"
+    line += f" of {shown(part.corpus)} ({part.name})"
+    if found.word_perplexity is not None:
+        perplexity = console.decimal(found.word_perplexity, 2)
+        line += f", word perplexity {perplexity} on {found.words:,} words"
+    return line
+
+
+def _told_of_words(costs: WordCosts | None) -> str:
     from mulstm import console
     from mulstm.units import bits
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, Device, Model
+from mulstm.cli._options import AsJson, Device, Length, Model, Prompt, Seed
 from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Upper
 
@@ -113,30 +113,23 @@ def sample(
     clamp: Annotated[
         list[str], typer.Option("--clamp", metavar="UNIT=VALUE", help="Hold h of a unit, as in 2388=1.0.")
     ],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "",
-    length: Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to draw.")] = 500,
+    prompt: Prompt = "",
+    length: Length = 500,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: always the likeliest.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed draws the same text.")] = 1,
+    seed: Seed = 1,
     device: Device = "cpu",
 ) -> None:
     """Draw text while some units are held at given values."""
-    import sys
-
-    from mulstm import checkpoint, console, neurons, parallel
-    from mulstm.cli._terminal import shown
-    from mulstm.sample import Sampling, Utf8Stream
+    from mulstm import checkpoint, neurons, parallel
+    from mulstm.cli._terminal import write_drawn
+    from mulstm.sample import Sampling
     from mulstm.sample import sample as draw
 
     loaded = checkpoint.load(model, parallel.pick(device))
     held = neurons.Clamped(loaded.model, loaded.alphabet, units=_clamps(clamp))
     how = Sampling(length=length, temperature=temperature, seed=seed)
-    stream, start = Utf8Stream(), prompt.encode(errors="surrogateescape")
-    loaded.alphabet.encode(start)  # says what is wrong with it before anything is printed
-    sys.stdout.write(shown(prompt))
-    for (piece,) in draw(loaded.model, loaded.alphabet, start, how, predictor=held):
-        sys.stdout.write(shown(stream.feed(piece)))
-        sys.stdout.flush()
-    console.result(shown(stream.close()))
+    start = prompt.encode(errors="surrogateescape")
+    write_drawn(prompt, draw(loaded.model, loaded.alphabet, start, how, predictor=held))
 
 
 def _clamps(given: list[str]) -> dict[int, float]:

@@ -6,20 +6,20 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, Device, Model, Precision
+from mulstm.cli._options import AsJson, Device, Length, Model, Precision, Prompt, Seed
 
 
 def command(
     model: Model,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from.")] = "",
-    length: Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to draw.")] = 500,
+    prompt: Prompt = "",
+    length: Length = 500,
     temperature: Annotated[
         float,
         typer.Option("--temperature", "-t", help="Below 1 safer, above 1 wilder, 0 always the likeliest."),
     ] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Only the k likeliest symbols; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option("--top-p", help="Only the likeliest that reach this share.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed draws the same text.")] = 1,
+    seed: Seed = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Texts to draw at once.")] = 1,
     stop: Annotated[str, typer.Option("--stop", help="End a text after these characters.")] = "",
     precision: Precision = "fp32",
@@ -27,11 +27,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Draw text from a model."""
-    import sys
-
     from mulstm import checkpoint, console, parallel
-    from mulstm.cli._terminal import shown
-    from mulstm.sample import Sampling, Utf8Stream, sample
+    from mulstm.cli._terminal import shown, write_drawn
+    from mulstm.sample import Sampling, sample
 
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.model.precision = precision
@@ -41,12 +39,7 @@ def command(
     loaded.convention.encoded(start, "The prompt")
     pieces = sample(loaded.model, loaded.alphabet, start, how, streams)
     if streams == 1 and not as_json:
-        stream = Utf8Stream()
-        sys.stdout.write(shown(prompt))
-        for (piece,) in pieces:
-            sys.stdout.write(shown(stream.feed(piece)))
-            sys.stdout.flush()
-        console.result(shown(stream.close()))
+        write_drawn(prompt, pieces)
         return
     drawn = [b""] * streams
     for row in pieces:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson, DataDir, Device, Model
+from mulstm.cli._options import AsJson, DataDir, Device, Model, PartName
 
 
 def command(
@@ -16,10 +16,7 @@ def command(
     text: Annotated[
         str, typer.Argument(help="A file, a folder or a known corpus; without it, what A was trained on.")
     ] = "",
-    split: Annotated[
-        str,
-        typer.Option("--split", help="train, valid, test or all (default: test; all of a text of yours)."),
-    ] = "",
+    split: PartName = "",
     share: Annotated[
         float, typer.Option("--share", min=0.001, max=0.5, help="What counts as surprising.")
     ] = 0.1,

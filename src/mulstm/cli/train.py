@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,7 +38,7 @@ def command(
     Several GPUs: torchrun --nproc-per-node=2 -m mulstm train RECIPE
     """
     from mulstm import console, runs, train
-    from mulstm.cli import _record, _target
+    from mulstm.cli import _target
     from mulstm.job import CUT
     from mulstm.parallel import is_first
 
@@ -64,8 +64,32 @@ def command(
     if as_json:
         console.result_json({**record, "folder": str(folder)})
     else:
-        told = [*_record.lines(record), f"run folder: {folder}"]
+        lines = [*summary(record), f"run folder: {folder}"]
         if record["stopped"] == CUT:
-            told.append(f"to go on: mulstm train --resume {quote(str(folder))}")
-        for line in told:
+            lines.append(f"to go on: mulstm train --resume {quote(str(folder))}")
+        for line in lines:
             console.result(line)
+
+
+def summary(record: dict[str, Any]) -> list[str]:
+    """What matters in the record of a run, in a few lines."""
+    from mulstm import console
+    from mulstm.job import CUT
+
+    lines = []
+    for part in ("valid", "test"):
+        if record.get(f"{part}_bits_per_char") is not None:
+            bits, symbols = record[f"{part}_bits_per_char"], record[f"{part}_symbols"]
+            line = f"{part:<6} {bits:.4f} bits/char on {symbols:,} symbols"
+            if f"{part}_word_perplexity" in record:
+                line += f", word perplexity {console.decimal(record[f'{part}_word_perplexity'], 2)}"
+            lines.append(line)
+    lines.append(
+        f"{record['updates']:,} updates ({record['epochs']:.2f} epochs) of {record['parameters']:,} weights, "
+        f"{console.duration(record['train_seconds'])} on {record['hardware']}"
+    )
+    if record.get("stopped") not in ("", None, CUT):  # of a run that was cut short the reason says all
+        lines.append(f"stopped early: {record['stopped']}")
+    if not record["complete"]:
+        lines.append(record["reason"])
+    return lines
