@@ -183,10 +183,15 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "versions": versions,
         "system": platform.system(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "devices": list(devices),
         "commit": commit(),
     }
+
+
+def cores() -> int | None:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _processor() -> str:

@@ -31,9 +31,6 @@ def test_rows() -> None:
             assert (name, level, "fp32") in names
         assert ("mlstm", level, "bf16") in names
     assert {("mlstm", "sample", "fp32"), ("mlstm", "sample", "bf16"), ("naive", "sample", "fp32")} <= names
-    fused = {"name": "mlstm", "level": "layer", "precision": "fp32"}
-    assert bench.ratio(rows, fused, fused) == 1.0
-    assert bench.ratio(rows, fused, {"name": "nn.LSTM", "level": "layer"}) > 0
 
 
 def test_equal_parameters() -> None:

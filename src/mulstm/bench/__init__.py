@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from importlib import import_module
 from typing import Any
 
 import torch
 
-from mulstm.bench.cpu import machine, ratio
+from mulstm.bench import cpu, cuda
+from mulstm.bench.cpu import machine
 from mulstm.report import musts
 
-__all__ = ["machine", "ratio", "run"]
+__all__ = ["machine", "run"]
 
 
 def run(
@@ -29,7 +29,6 @@ def run(
     part "losses" two curves of training. `parts`: some only; `keep` is shown what there is after each.
     """
     if torch.device(device).type == "cuda":
-        cuda = import_module("mulstm.bench.cuda")
-        found: dict[str, Any] = cuda.run(device, parts or cuda.PARTS, repeats, quick, say, keep)
+        found = cuda.run(device, parts or cuda.PARTS, repeats, quick, say, keep)
         return found | {"musts": musts.table(found["rows"], found.get("losses"))}
-    return import_module("mulstm.bench.cpu").run(repeats, quick, say)  # type: ignore[no-any-return]
+    return cpu.run(repeats, quick, say)

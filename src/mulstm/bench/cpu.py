@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mulstm import runs
+from mulstm.bench.timing import Say, rms
 from mulstm.errors import CheckFailedError
 from mulstm.nn.cell import MultiplicativeLSTM
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe
 
-Say = Callable[[str], None]
 LIMITS = {"fp32": 1e-4, "bf16": 4e-2}  # of a contender's error against float64
 LAYER = {"inputs": 64, "hidden": 512, "lanes": 32, "chunk": 100}
 STREAM = {"hidden": 1900, "alphabet": 205}
@@ -101,23 +102,13 @@ def _row(one: Contender, taken: list[float], error: float) -> dict[str, Any]:
     }
 
 
-def ratio(rows: list[dict[str, Any]], a: dict[str, str], b: dict[str, str]) -> float:
-    """Symbols per second of the first row that has all of a, over those of the first that has all of b."""
-
-    def find(wanted: dict[str, str]) -> float:
-        found = next(row for row in rows if all(row[k] == v for k, v in wanted.items()))
-        return float(found["symbols_per_second"])
-
-    return find(a) / find(b)
-
-
 def machine() -> dict[str, Any]:
     """What the rows were measured on; no names of hosts, users or vendors."""
     about: dict[str, Any] = {
         "system": platform.system(),
         "architecture": platform.machine(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": runs.cores(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -169,11 +160,7 @@ class _Layer:
         truth = _Layer(twin, x.detach().double().requires_grad_(), dh.double(), "fp64")
         pairs = [(short.both(), truth.both()), (short.x.grad, truth.x.grad)]
         pairs += [(a.grad, b.grad) for a, b in zip(self.module.parameters(), twin.parameters(), strict=True)]
-        return max(_rms(a, b) for a, b in pairs if a is not None and b is not None)
-
-
-def _rms(a: Tensor, b: Tensor) -> float:
-    return float((a.detach().double() - b.detach()).norm() / b.detach().norm())
+        return max(rms(a, b) for a, b in pairs if a is not None and b is not None)
 
 
 def _count(module: nn.Module) -> int:
@@ -271,7 +258,7 @@ def streams(hidden: int, alphabet: int) -> Iterator[Contender]:
         twin = copy.deepcopy(model).double()
         twin.precision, twin.backend = "fp64", "reference"
         truth = _Stream(twin, "fp64")
-        return max(_rms(stream.step(), truth.step()) for _ in range(10))
+        return max(rms(stream.step(), truth.step()) for _ in range(10))
 
     def row(name: str, backend: str, precision: str, stream: _Stream | _NaiveStream) -> Contender:
         return Contender(
