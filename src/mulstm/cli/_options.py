@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+# As interop.FORMATS, which only torch can ask.
+FOREIGN = ("unirep", "openai", "nvidia", "chainer", "tape", "torchrecurrent")
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 DataDir = Annotated[
     Path | None,

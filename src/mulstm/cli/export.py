@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._options import Model
+from mulstm.cli._options import FOREIGN, Model
 from mulstm.cli._output import Force, require_room
 
-FORMATS = ("unirep", "openai", "nvidia", "chainer", "tape", "torchrecurrent", "onnx", "hub")
+FORMATS = (*FOREIGN, "onnx", "hub")
 
 
 def command(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mulstm.cli._options import AsJson
+from mulstm.cli._options import FOREIGN, AsJson
 from mulstm.cli._output import Force, require_room
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def command(
     format_name: Annotated[
         str,
-        typer.Argument(metavar="FORMAT", help="unirep, openai, nvidia, chainer, tape or torchrecurrent."),
+        typer.Argument(metavar="FORMAT", help=f"{', '.join(FOREIGN[:-1])} or {FOREIGN[-1]}."),
     ],
     path: Annotated[
         str,

@@ -45,7 +45,7 @@ def trace(
     from mulstm.cli._terminal import shown
     from mulstm.errors import DataError
 
-    require_room(figure, force, read=(source, model), endings=neurons.FIGURES)
+    require_room(figure, force, read=(source, model), endings=tuple(neurons.UNDATED))
     require_room(page, force, read=(source, model), endings=(".html",))
     loaded = checkpoint.load(model, parallel.pick(device))
     records = read(source, kind, column, id_column, upper)

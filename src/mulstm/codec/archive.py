@@ -43,6 +43,13 @@ class Summary:
         """0 for an empty file."""
         return 8 * self.archive / self.content if self.content else 0.0
 
+    def count(self, content: bytes, kind: int, lanes: int) -> None:
+        """One block more."""
+        self.content += len(content)
+        self.blocks += 1
+        self.stored += kind == STORED
+        self.lanes = max(self.lanes, lanes)
+
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self) | {"bits_per_byte": self.bits_per_byte}
@@ -87,10 +94,7 @@ def compress(
         elif verify and progress is not None:
             progress(len(content))  # what is stored needs no way back
         writer.block(content, payload, kind, B)
-        done.content += len(content)
-        done.blocks += 1
-        done.stored += kind == STORED
-        done.lanes = max(done.lanes, B)
+        done.count(content, kind, B)
     writer.end()
     done.archive = writer.size
     done.seconds = time.perf_counter() - start - done.verify_seconds
@@ -120,10 +124,7 @@ def decompress(
             )
         reader.content(found, content)
         target.write(content)
-        done.content += len(content)
-        done.blocks += 1
-        done.stored += found.kind == STORED
-        done.lanes = max(done.lanes, found.lanes)
+        done.count(content, found.kind, found.lanes)
     done.archive = reader.size
     done.seconds = time.perf_counter() - start
     return done

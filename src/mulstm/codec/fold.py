@@ -31,11 +31,11 @@ class FoldedLayer:
 
 def fold(weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe) -> list[FoldedLayer]:
     """The layers of a checkpoint's arrays."""
-    embedding = _float(weights["embedding"]) if recipe.embedding else None
+    embedding = as_float(weights["embedding"]) if recipe.embedding else None
     layers = []
     for k in range(recipe.layers):
         prefix = f"layers.{k}."
-        mine = {n.removeprefix(prefix): _float(a) for n, a in weights.items() if n.startswith(prefix)}
+        mine = {n.removeprefix(prefix): as_float(a) for n, a in weights.items() if n.startswith(prefix)}
         layers.append(_fold_layer(mine, embedding, recipe, sees_symbol=k == 0 or recipe.skip))
     return layers
 
@@ -93,5 +93,6 @@ def outer_sum(x: Float, W: Float) -> Float:
     return out
 
 
-def _float(array: NDArray[Any]) -> Float:
+def as_float(array: NDArray[Any]) -> Float:
+    """The same numbers, doubly precise."""
     return np.asarray(array, dtype=np.float64)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mulstm.codec.fold import Float, FoldedLayer, fold, lengths
+from mulstm.codec.fold import Float, FoldedLayer, as_float, fold, lengths
 from mulstm.codec.integer import (
     ACT_BITS,
     ACT_MOST,
@@ -55,7 +55,7 @@ def quantize(
     """The integer model of a checkpoint's arrays. It needs no text: it calibrates on its own samples."""
     _refuse(weights, recipe, alphabet)
     layers = fold(weights, recipe)
-    out = (_float(weights["W_out"]), _float(weights["b_out"]) if recipe.output_bias else None)
+    out = (as_float(weights["W_out"]), as_float(weights["b_out"]) if recipe.output_bias else None)
     units = [_first_guess(layer) for layer in layers]
     model = _assemble(layers, units, out, recipe, alphabet, parent)
     for _ in range(_ROUNDS if recipe.cell in ("mlstm", "mrnn") else 0):
@@ -171,10 +171,6 @@ def _multiplier(scale: Float) -> NDArray[np.int32]:
 def _whole(values: Float, dtype: Any) -> NDArray[Any]:
     most = np.iinfo(dtype).max
     return np.rint(np.clip(values, -most, most)).astype(dtype)
-
-
-def _float(array: NDArray[Any]) -> Float:
-    return np.asarray(array, dtype=np.float64)
 
 
 class _Watched(Network):
