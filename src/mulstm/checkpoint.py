@@ -167,15 +167,6 @@ def released() -> dict[str, Path]:
     return found
 
 
-def require_alphabet(checkpoint: Checkpoint, alphabet: Alphabet, where: str) -> None:
-    """Raises CheckpointError when the text was encoded with another alphabet than the model's."""
-    if checkpoint.alphabet != alphabet:
-        raise CheckpointError(
-            f"The checkpoint has an alphabet of {checkpoint.alphabet.size} symbols, and {where} another one "
-            f"of {alphabet.size}. Use a text with the model's own alphabet, or train a model on this one."
-        )
-
-
 def fingerprint(model: LanguageModel, alphabet: Alphabet) -> str:
     """A hash of everything that decides what the model computes: weights, wiring, alphabet."""
     return _digest(model.state_dict(), model.recipe, alphabet)

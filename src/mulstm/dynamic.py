@@ -142,7 +142,8 @@ class GraphedLearner:
         device = learner.theta[0].device
         self.x = torch.zeros(1, segment, dtype=torch.long, device=device)
         self.y = torch.zeros_like(self.x)
-        kept = [tensor.clone() for tensor in (*learner.theta, *(t for s in learner.state for t in s))]
+        moving = (*learner.theta, *(t for s in learner.state for t in s))
+        kept = [tensor.clone() for tensor in moving]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # warm-up: libraries and kernels must be loaded before capture
@@ -153,9 +154,7 @@ class GraphedLearner:
         with torch.cuda.graph(self.graph):
             self.nats = learner.learn(self.x, self.y)
         with torch.no_grad():
-            for tensor, was in zip(
-                (*learner.theta, *(t for s in learner.state for t in s)), kept, strict=True
-            ):
+            for tensor, was in zip(moving, kept, strict=True):
                 tensor.copy_(was)
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:

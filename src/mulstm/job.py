@@ -276,7 +276,12 @@ def _update(
         model.initialise(recipe.init, torch.Generator().manual_seed(recipe.train.seed))
     else:
         start = checkpoint.load(start_from)
-        checkpoint.require_alphabet(start, corpus.alphabet, f"the corpus {corpus.name}")
+        if start.alphabet != corpus.alphabet:
+            raise CheckpointError(
+                f"The checkpoint has an alphabet of {start.alphabet.size} symbols, and the corpus "
+                f"{corpus.name} another one of {corpus.alphabet.size}. "
+                "Use a text with the model's own alphabet, or train a model on this one."
+            )
         if start.model.recipe != recipe.model:
             changed = recipes.differences(vars(recipe.model), vars(start.model.recipe))
             raise CheckpointError(

@@ -245,12 +245,6 @@ def test_training_state_is_not_a_model(tmp_path: Path) -> None:
         checkpoint.read_tensors(path, "other")
 
 
-def test_another_alphabet(saved: Path) -> None:
-    with pytest.raises(CheckpointError, match="9 symbols, and the text another one of 256"):
-        checkpoint.require_alphabet(checkpoint.load(saved), Alphabet.bytes(), "the text")
-    checkpoint.require_alphabet(checkpoint.load(saved), Alphabet(ALPHABET.symbols), "the text")
-
-
 def test_a_full_disk_leaves_the_old_file(
     model: LanguageModel, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

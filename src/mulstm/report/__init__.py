@@ -22,25 +22,16 @@ BEGIN, END = "<!-- results: begin (made by mulstm report) -->", "<!-- results: e
 
 def write(results: Path = RESULTS, readme: Path | None = README) -> list[Path]:
     """Makes everything again; the files that changed."""
-    changed = []
-    for path, text in _texts(results, readme).items():
-        if not path.is_file() or path.read_text() != text:
-            runs.write_atomic(path, text)
-            changed.append(path)
-    for figure in _figures(results):
-        if figure.is_stale(results):
-            changed += figure.draw(results)
-    return changed
+    texts = _stale_texts(results, readme)
+    for path, text in texts.items():
+        runs.write_atomic(path, text)
+    return [*texts, *(path for figure in _stale_figures(results) for path in figure.draw(results))]
 
 
 def stale(results: Path = RESULTS, readme: Path | None = README) -> list[str]:
     """The files that `write` would change; empty when all is as the records say."""
-    found = [
-        str(path)
-        for path, text in _texts(results, readme).items()
-        if not path.is_file() or path.read_text() != text
-    ]
-    return found + [str(results / f"{f.name}.svg") for f in _figures(results) if f.is_stale(results)]
+    drawn = [results / f"{figure.name}.svg" for figure in _stale_figures(results)]
+    return [str(path) for path in (*_stale_texts(results, readme), *drawn)]
 
 
 def require_folder(results: Path) -> None:
@@ -55,8 +46,15 @@ def page_beside(results: Path) -> Path | None:
     return page if page.is_file() and BEGIN in page.read_text() else None
 
 
-def _figures(results: Path) -> list[figures.Figure]:
-    return figures.all_of(records.read(results), _surprise(results)) + bench.figures(results)
+def _stale_figures(results: Path) -> list[figures.Figure]:
+    found = figures.all_of(records.read(results), _surprise(results)) + bench.figures(results)
+    return [figure for figure in found if figure.is_stale(results)]
+
+
+def _stale_texts(results: Path, readme: Path | None) -> dict[Path, str]:
+    """What the files should hold that hold something else, or are missing."""
+    texts = _texts(results, readme)
+    return {p: text for p, text in texts.items() if not p.is_file() or p.read_text() != text}
 
 
 def _texts(results: Path, readme: Path | None) -> dict[Path, str]:

@@ -216,17 +216,17 @@ def symbol_name(convention: Convention, symbol: int) -> str:
 
 def total(parts: Iterable[Score]) -> dict[str, Any]:
     """All records together, as one object without an id."""
-    nats = symbols = length = characters = count = records = 0.0
+    nats, symbols, length, characters, count, records = 0.0, 0, 0, 0, 0, 0
     for part in parts:
         records, nats, symbols = records + 1, nats + part.nats, symbols + part.symbols
         if not part.protein:
             length += len(part.text)
             characters += len(part.text.decode("utf-8", errors="replace"))
             count += len(part.text.split())
-    whole: dict[str, Any] = {"records": int(records), "symbols": int(symbols), "nats": nats}
+    whole: dict[str, Any] = {"records": records, "symbols": symbols, "nats": nats}
     if symbols:
         whole |= {"bits_per_symbol": bits(nats) / symbols, "perplexity": perplexity(nats, symbols)}
     if count:
         whole |= {"bits_per_byte": bits(nats) / length, "bits_per_character": bits(nats) / characters}
-        whole |= {"words": int(count), "word_perplexity": perplexity(nats, count)}
+        whole |= {"words": count, "word_perplexity": perplexity(nats, count)}
     return whole
