@@ -18,7 +18,7 @@ from mulstm.data.lanes import Chunk, Lanes
 from mulstm.errors import BackendError, DataError
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import has_failed
-from mulstm.packing import picked, run
+from mulstm.packing import nats_of, run
 from mulstm.record_corpus import RecordSplit
 from mulstm.replay import scorer
 from mulstm.runs import replacing
@@ -173,8 +173,8 @@ def _records(
     folded = model.folded().eval()
     nats, done = 0.0, 0
     for packed, logits, _ in run(folded, folded, read()):
-        each, counts = picked(packed, logits, targets)
-        nats, done = nats + float(each.sum()), done + int(counts.sum())
+        each, counted = nats_of(packed, logits, targets)
+        nats, done = nats + float(each.sum()), done + int(counted.sum())
         for lane in packed.ended:
             del targets[packed.record[lane]]
         if progress is not None:

@@ -124,7 +124,7 @@ def _columns(running: list[_Lane], chunk: int, kept: list[int]) -> Packed:
     return Packed(x, first, [lane.record for lane in running], start, ended, kept)
 
 
-def picked(
+def nats_of(
     packed: Packed, logits: Tensor, targets: Mapping[int, Symbols]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """(B, T): nats of each place's target, 0 where there is none (-1); and where there is one."""

@@ -15,7 +15,7 @@ from mulstm.errors import CheckpointError
 from mulstm.evaluate import Evaluation
 from mulstm.job import hardware
 from mulstm.nn.model import LanguageModel
-from mulstm.report.records import WHOLE, read_one
+from mulstm.report.records import UNROUNDED, read_one
 from mulstm.runs import commit
 
 LANES, BATCHES = 100, 500  # from which the statistics are gathered
@@ -48,7 +48,7 @@ def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
         "parameters": loaded.model.parameter_count(),
         "test_symbols": part.symbols_count,
     }
-    if record.get("fingerprint") and loaded.meta["storage"] in WHOLE:
+    if record.get("fingerprint") and loaded.meta["storage"] in UNROUNDED:
         own["fingerprint"] = loaded.meta["fingerprint"]
     else:  # rounded since, or an early record: two runs of one recipe still differ in length and time
         metrics, best = loaded.meta["metrics"], loaded.recipe.evaluate.patience > 0

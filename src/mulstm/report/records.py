@@ -23,7 +23,7 @@ WHAT: dict[str, tuple[str, tuple[type, ...]]] = {  # a value's kind, and the typ
     "score": ("a number or null", (int, float, type(None))),
     "table": ("an object", (dict,)),
 }
-KINDS = {
+KEYS = {  # that every record has, and the kinds of their values
     "recipe": "text",
     "table": "text",
     "row": "text",
@@ -42,12 +42,11 @@ KINDS = {
     "backend": "text",
     "commit": "text",
 }
-KEYS = tuple(KINDS)
 SCORES = ("_bits_per_char", "_word_perplexity")  # how keys that not every record has may end
 FILE = re.compile(r"seed\d+\.json")
 AGAIN = "Make it again from its run with mulstm reproduce."
 DYNAMIC = "dynamic_"  # keys of dynamic evaluation begin so
-WHOLE = ("fp32", "fp64")  # storages of weights that round nothing
+UNROUNDED = ("fp32", "fp64")  # storages of weights that round nothing
 CURVE_LINES = 200
 
 
@@ -111,7 +110,7 @@ def read_one(path: Path) -> Record:
     if missing:
         raise RunError(f"{path} lacks {', '.join(missing)}. {AGAIN}")
     more = {key: "score" for key in values if key.endswith(SCORES)} | {"kind": "text", "reason": "text"}
-    for key, kind in (more | KINDS).items():
+    for key, kind in (more | KEYS).items():
         _require(path, key, values.get(key, ""), kind)
     _require(path, "settings", values.get("settings", {}), "table")
     curve = path.with_suffix(".jsonl")

@@ -10,7 +10,7 @@ from typing import Any
 from mulstm import console
 from mulstm.recipe import names
 from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
-from mulstm.report.records import WHOLE, Record, mean, of_row, spread
+from mulstm.report.records import UNROUNDED, Record, mean, of_row, spread
 
 NOT_RUN = "not run yet"
 NOT_COUNTED = "not counted"
@@ -262,7 +262,7 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
 def _rounding(record: Record) -> str:
     """How the weights were stored that dynamic evaluation began with, where that rounded them."""
     storage = record.get("dynamic_storage")
-    return "" if storage in (None, *WHOLE) else f", weights in {storage}"
+    return "" if storage in (None, *UNROUNDED) else f", weights in {storage}"
 
 
 def _perplexity(record: Record, key: str) -> str:

@@ -16,7 +16,7 @@ from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
 from mulstm.errors import CheckpointError, DataError
-from mulstm.packing import LANES, Symbols, picked, run
+from mulstm.packing import LANES, Symbols, nats_of, run
 from mulstm.predict import impossible
 from mulstm.records import Record, texts
 from mulstm.units import bits, perplexity
@@ -163,9 +163,9 @@ def _unordered(
             yield x
 
     for packed, logits, _ in run(model, model, read(), lanes=lanes):
-        nats, counts = picked(packed, logits, targets)
+        nats, counted = nats_of(packed, logits, targets)
         for lane, index in enumerate(packed.record):
-            piece = nats[lane][counts[lane]]
+            piece = nats[lane][counted[lane]]
             reading[index].nats += float(piece.sum())
             if losses:
                 reading[index].losses.append(piece)
