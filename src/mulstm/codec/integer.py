@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from mulstm import checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, MulstmError
 
@@ -119,10 +121,6 @@ class IntegerModel:
 
 def save(path: Path, model: IntegerModel) -> None:
     """One safetensors file."""
-    import torch
-
-    from mulstm import checkpoint
-
     meta = {
         "format": checkpoint.FORMAT,
         "kind": KIND,
@@ -137,8 +135,6 @@ def save(path: Path, model: IntegerModel) -> None:
 
 def is_one(path: Path) -> bool:
     """Whether the file says of itself that it is an integer model; `load` tells what else is wrong."""
-    from mulstm import checkpoint
-
     try:
         return checkpoint.read_meta(path).get("kind") == KIND
     except CheckpointError:
@@ -147,8 +143,6 @@ def is_one(path: Path) -> bool:
 
 def load(path: Path) -> IntegerModel:
     """The model of such a file; every array is checked before it is used."""
-    from mulstm import checkpoint
-
     tensors, meta = checkpoint.read_tensors(path, KIND)
     try:
         facts = meta["facts"]

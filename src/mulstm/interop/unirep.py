@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ PUBLISHED = {
     "002767589d56f83ddcfc4fea3eb5845d4fb0f7408f695613c0dbc2ff3a421d6a": "64",
 }
 
-# Foreign name -> (our name, which gain goes with it); arrays are [in, out] there and [out, in] here.
+# Foreign name -> ours; arrays are [in, out] there and [out, in] here.
 _MATRICES = {"wmx": "mx", "wmh": "mh", "wx": "zx", "wh": "zm"}
 _CHURCHLAB = re.compile(r"rnn_mlstm_(?:mlstm|stack_mlstm_stack(\d+)_mlstm_stack\1)_(\w+):0")
 _CHURCHLAB_TOP = {
@@ -123,23 +122,16 @@ def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weight
             ours[f"layers.{l}.W_{name}"], ours[f"layers.{l}.g_{name}"] = V, g
         ours[f"layers.{l}.b_z"] = from_order(arrays[f"mlstm.{l}.b"], ORDER)
     ours["W_out"], ours["b_out"] = head_from_classes(arrays["dense.w"].T, arrays["dense.b"], head_map)
-    return Weights(
-        layer_recipe(hidden=H, embedding=E, layers=layers),
-        {key: np.ascontiguousarray(array) for key, array in ours.items()},
-        protein_alphabet(),
-        source("unirep", head_map),
-    )
-
-
-def source(format_name: str, head_map: str) -> dict[str, Any]:
-    """What the checkpoint remembers about a protein model."""
-    return {
-        "format": format_name,
+    source = {
+        "format": "unirep",
         "head_map": head_map,
         "vocabulary": "unirep-26",
         "convention": "protein",
         "licence": "as the file it was made from (the published UniRep weights: CC BY-NC 4.0)",
     }
+    recipe = layer_recipe(hidden=H, embedding=E, layers=layers)
+    contiguous = {key: np.ascontiguousarray(array) for key, array in ours.items()}
+    return Weights(recipe, contiguous, protein_alphabet(), source)
 
 
 def write(weights: Weights, path: str | Path) -> None:

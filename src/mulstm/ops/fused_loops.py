@@ -149,7 +149,7 @@ class _Forward:
 
     def _gates(self, t: int, z: Tensor) -> None:
         H, h_hat = self.H, self.h_hat[t]
-        if self.unit != "initial" and quick(z):  # one sigmoid for all four, as tanh() below has it
+        if self.unit != "initial" and quick(z):  # one sigmoid for all four, as tanh() above has it
             z[:, :H].mul_(_TWO)
             torch.sigmoid(z, out=self.gates[t])
             torch.add(_MINUS_ONE, h_hat, alpha=2, out=h_hat)
