@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -48,16 +49,19 @@ class Counter:
         """So many more."""
         self._done += more
         now = time.monotonic()
-        if not self._quiet and now - self._shown >= (
-            console.PAINT_EVERY if self._live else console.PLAIN_EVERY
-        ):
+        if now - self._shown >= (console.PAINT_EVERY if self._live else console.PLAIN_EVERY):
             self._shown = now
             text = f"{self._done:,} records, {self._done / (now - self._begun):,.1f} a second"
-            sys.stderr.write(f"\r\x1b[2K{text}" if self._live else f"{text}\n")
-            sys.stderr.flush()
+            self._write(f"\r\x1b[2K{text}" if self._live else f"{text}\n")
 
     def close(self) -> None:
         """Clears the repainted line."""
-        if self._live and not self._quiet:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        if self._live:
+            self._write("\r\x1b[2K")
+
+    def _write(self, text: str) -> None:
+        """No work is given up because it cannot be told."""
+        if not self._quiet:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(text)
+                sys.stderr.flush()
