@@ -81,7 +81,7 @@ def read(
                 yield from _lines(file)
             elif kind == "whole":
                 # The last line's end is what ends the record, as it is for each of several lines.
-                yield Record(Path(path).name, file.read().removesuffix(b"\n"))
+                yield Record(_sound(Path(path).name), file.read().removesuffix(b"\n"))
             elif kind == "jsonl":
                 yield from _jsonl(file, path, *fields)
             else:

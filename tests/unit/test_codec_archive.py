@@ -162,6 +162,14 @@ def test_reading_and_writing_go_block_by_block(network: Network) -> None:
     assert unpacked(target.getvalue(), network) == b"x" * 500
 
 
+def test_progress_counts_what_was_only_stored(network: Network) -> None:
+    told: list[int] = []
+    content = random.Random(1).randbytes(250)
+    made = packed(content, network, block=100)
+    archive.decompress(io.BytesIO(made), io.BytesIO(), network, progress=told.append)
+    assert sum(told) == 250
+
+
 @pytest.mark.parametrize("verify", [False, True])
 def test_progress_counts_the_way_back(network: Network, verify: bool) -> None:
     told: list[int] = []

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,8 @@ def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     assert list(read(path, kind="whole")) == [Record("t.txt", b"first\r\n\n  \nfourth \xff")]
     path = write(tmp_path / "u.txt", b"one\n\n")
     assert list(read(path, kind="whole")) == [Record("u.txt", b"one\n")]
+    path = write(tmp_path / os.fsdecode(b"caf\xe9.txt"), "one")
+    assert list(read(path, kind="whole")) == [Record("caf\N{REPLACEMENT CHARACTER}.txt", b"one")]
 
 
 def test_jsonl(tmp_path: Path) -> None:

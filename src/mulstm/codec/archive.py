@@ -118,6 +118,8 @@ def decompress(
     while (found := reader.next()) is not None:
         if found.kind == STORED:
             content = found.payload
+            if progress is not None:
+                progress(len(content))
         else:
             content = blocks.decode(
                 network, found.payload, found.length, found.lanes, adaptive, coder=coder, progress=progress
