@@ -96,15 +96,15 @@ class Share:
         return float(answer[1])
 
     def tell(self, text: str) -> str:
-        """The first process's text, in every process."""
+        """The first process's text, such as a path, in every process."""
         if self.count == 1:
             return text
         data = torch.zeros(4096, dtype=torch.uint8, device=self.device)
         if self.first:
-            raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+            raw = torch.frombuffer(bytearray(os.fsencode(text)), dtype=torch.uint8)
             data[: raw.numel()] = raw.to(self.device)
         dist.broadcast(data, src=0)
-        return bytes(data.cpu().numpy()).rstrip(b"\0").decode()
+        return os.fsdecode(bytes(data.cpu().numpy()).rstrip(b"\0"))
 
 
 def is_first() -> bool:

@@ -1,6 +1,8 @@
-"""Which device a name stands for."""
+"""Which device a name stands for, and what the first process tells the others."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
@@ -22,3 +24,9 @@ def test_the_gpu_asked_for_becomes_the_current_one(monkeypatch: pytest.MonkeyPat
     with pytest.raises(BackendError, match="GPU 2 was asked for"):
         parallel.pick("cuda:2")
     assert [device.index for device in current] == [1, 0, 1]
+
+
+def test_a_folder_whose_name_is_no_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel.dist, "broadcast", lambda data, src: None)
+    name = os.fsdecode(b"runs/caf\xe9")
+    assert parallel.Share(count=2).tell(name) == name
