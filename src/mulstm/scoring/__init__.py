@@ -118,13 +118,8 @@ def scores(
     following: int = 0,
 ) -> Iterator[Score]:
     """Scores of a stream of records, in its order."""
-    source = loaded.meta.get("source") or {}
-    if not source.get("head", True):
-        raise CheckpointError(
-            "This model was imported without its output layer, so it cannot predict. "
-            "Import the file of a language model, or use embed."
-        )
-    convention = Convention.of(loaded.alphabet, source)
+    require_head(loaded)
+    convention = Convention.of(loaded.alphabet, loaded.meta.get("source") or {})
     ready: dict[int, Score] = {}
     place = 0
     for index, done in _unordered(loaded, convention, records, lanes, losses, following):
@@ -132,6 +127,15 @@ def scores(
         while place in ready:
             yield ready.pop(place)
             place += 1
+
+
+def require_head(loaded: Checkpoint) -> None:
+    """Complains about a model that can represent texts, but not predict them."""
+    if not (loaded.meta.get("source") or {}).get("head", True):
+        raise CheckpointError(
+            "This model was imported without its output layer, so it cannot predict. "
+            "Import the file of a language model, or use embed."
+        )
 
 
 @dataclass
