@@ -49,6 +49,14 @@ class Checkpoint:
     recipe: Recipe
     meta: dict[str, Any]  # metrics, source, corpus, storage, fingerprint, the version that wrote it
 
+    def require_head(self) -> None:
+        """Complains about a model that can represent texts, but not predict them."""
+        if not (self.meta.get("source") or {}).get("head", True):
+            raise CheckpointError(
+                "This model was imported without its output layer, so it cannot predict. "
+                "Import the file of a language model, or use embed."
+            )
+
 
 def save(
     path: str | os.PathLike[str],

@@ -35,6 +35,7 @@ def command(
     from mulstm.sample import Sampling, Utf8Stream, sample
 
     loaded = checkpoint.load(model, parallel.pick(device))
+    loaded.require_head()
     loaded.model.precision = precision
     how = Sampling(length, temperature, top_k, top_p, seed, stop.encode(errors="surrogateescape"))
     start = prompt.encode(errors="surrogateescape")  # the bytes that were given, UTF-8 or not

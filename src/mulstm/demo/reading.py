@@ -19,7 +19,7 @@ from mulstm.heat import Scale, characters, visible
 from mulstm.ops.reference import State
 from mulstm.predict import Predictor
 from mulstm.sample import Sampling, Utf8Stream, opening, sample
-from mulstm.scoring import require_head, symbol_name
+from mulstm.scoring import symbol_name
 from mulstm.scoring.page import HIGHEST, HIGHEST_RESIDUE
 from mulstm.units import bits
 
@@ -61,7 +61,7 @@ class Reader:
     """One model and the text it was last shown, for one person at a time."""
 
     def __init__(self, loaded: Checkpoint) -> None:
-        require_head(loaded)
+        loaded.require_head()
         self.convention = Convention.of(loaded.alphabet, loaded.meta.get("source") or {})
         self.protein = self.convention.name == "protein"
         self.predictor = Predictor(loaded.model, loaded.alphabet)

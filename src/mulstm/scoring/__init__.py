@@ -15,7 +15,7 @@ from torch import Tensor
 from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
-from mulstm.errors import CheckpointError, DataError
+from mulstm.errors import DataError
 from mulstm.packing import LANES, Symbols, picked, run
 from mulstm.predict import impossible
 from mulstm.records import Record, texts
@@ -118,7 +118,7 @@ def scores(
     following: int = 0,
 ) -> Iterator[Score]:
     """Scores of a stream of records, in its order."""
-    require_head(loaded)
+    loaded.require_head()
     convention = Convention.of(loaded.alphabet, loaded.meta.get("source") or {})
     ready: dict[int, Score] = {}
     place = 0
@@ -127,15 +127,6 @@ def scores(
         while place in ready:
             yield ready.pop(place)
             place += 1
-
-
-def require_head(loaded: Checkpoint) -> None:
-    """Complains about a model that can represent texts, but not predict them."""
-    if not (loaded.meta.get("source") or {}).get("head", True):
-        raise CheckpointError(
-            "This model was imported without its output layer, so it cannot predict. "
-            "Import the file of a language model, or use embed."
-        )
 
 
 @dataclass
