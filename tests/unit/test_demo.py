@@ -86,6 +86,25 @@ def test_a_text_that_grows_is_not_read_again(loaded: Checkpoint, monkeypatch: py
         assert reader.read(other)["bits"] == pytest.approx(Reader(loaded).read(other)["bits"], rel=1e-6)
 
 
+def test_a_reading_that_is_broken_off_leaves_nothing_wrong(
+    loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, left = Reader(loaded), [2]
+    call = reader.logits.call
+
+    def failing(x: torch.Tensor, state: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError
+        return call(x, state)
+
+    reader.read("x" * 90)
+    monkeypatch.setattr(reader.logits, "call", failing)
+    with pytest.raises(MemoryError):
+        reader.read(TEXT)
+    assert reader.read("x" * 90)["bits"] == pytest.approx(Reader(loaded).read("x" * 90)["bits"], rel=1e-6)
+
+
 def test_units_are_those_of_neurons(loaded: Checkpoint) -> None:
     found = Reader(loaded).read("\u00e9a", unit=4)
     traced = neurons.trace(loaded, Record("1", "\n\u00e9a".encode()), [4]).values[1:, 0]

@@ -3,6 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const WAIT = 250; // milliseconds without a key before the text is read
+const PATIENCE = 700; // milliseconds of reading before the page says so
 let shown = []; // the characters of the last reading
 let asked = 0; // readings asked for: an answer to an older one is dropped
 let timer = 0;
@@ -39,6 +40,7 @@ function tell(fault) {
 
 async function read() {
   const mine = ++asked;
+  const slow = setTimeout(() => ($("summary").textContent = "Reading \u2026"), PATIENCE);
   const unit = $("unit").value === "" ? null : Number($("unit").value);
   try {
     const found = await (await post("read", { text: $("text").value, unit })).json();
@@ -46,7 +48,11 @@ async function read() {
     $("message").textContent = "";
     show(found);
   } catch (fault) {
-    if (mine === asked) tell(fault);
+    if (mine !== asked) return;
+    $("summary").textContent = "";
+    tell(fault);
+  } finally {
+    clearTimeout(slow);
   }
 }
 

@@ -48,6 +48,7 @@ class Memory:
         differ = np.flatnonzero(symbols[:common] != self.symbols[:common])
         whole = int(differ[0] if differ.size else common) // PIECE
         del self.made[whole:], self.states[whole + 1 :]
+        self.symbols = symbols[: whole * PIECE]  # true whatever ends the reading
         for start in range(whole * PIECE, symbols.size, PIECE):
             x = torch.from_numpy(symbols[None, start : start + PIECE]).to(self.states[0][0].h.device)
             made, state = self.call(x, self.states[-1])
@@ -64,6 +65,7 @@ class Reader:
         loaded.require_head()
         self.convention = Convention.of(loaded.alphabet, loaded.meta.get("source") or {})
         self.protein = self.convention.name == "protein"
+        self.names = [visible(symbol_name(self.convention, k)) for k in range(loaded.alphabet.size)]
         self.predictor = Predictor(loaded.model, loaded.alphabet)
         model = self.predictor.model
         self.logits = Memory(model, model.zero_state(1))
@@ -88,7 +90,7 @@ class Reader:
             "bits": float(losses.sum()),
             "symbols": own.size,
             "characters": list(self._characters(own, losses, values, scale, expected)),
-            "next": self._likeliest(log_p[-1], NEXT),
+            "next": self._likeliest(log_p[-1:], NEXT)[0],
             "scale": {"low": scale.low, "high": scale.high, "name": scale.unit, "both": scale.diverging},
         }
 
@@ -147,6 +149,7 @@ class Reader:
     ) -> Iterator[dict[str, Any]]:
         """A character of several bytes costs what they cost together; the guesses are those of its first."""
         text, place = self.convention.alphabet.decode(own), 0
+        guesses = self._likeliest(expected, GUESSES)
         pairs = zip(characters(text, losses), characters(text, values, scale.adds), strict=True)
         for (character, cost), (_, value) in pairs:
             yield {
@@ -154,11 +157,12 @@ class Reader:
                 "bits": cost,
                 "value": value,
                 "level": scale.level(value),
-                "guesses": self._likeliest(expected[place], GUESSES),
+                "guesses": guesses[place],
             }
             place += len(character.encode())
 
-    def _likeliest(self, log_p: Tensor, count: int) -> list[tuple[str, float]]:
-        top = log_p.exp().topk(min(count, log_p.shape[0]))
-        names = [visible(symbol_name(self.convention, int(symbol))) for symbol in top.indices]
-        return list(zip(names, top.values.tolist(), strict=True))
+    def _likeliest(self, log_p: Tensor, count: int) -> list[list[tuple[str, float]]]:
+        """For each row the likeliest symbols and their probabilities."""
+        top = log_p.exp().topk(min(count, log_p.shape[1]), dim=1)
+        rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [[(self.names[symbol], p) for symbol, p in zip(*row, strict=True)] for row in rows]
