@@ -60,6 +60,14 @@ class Checkpoint:
         """How its texts are written; a convention of a later version is an error."""
         return Convention.of(self.alphabet, self.source)
 
+    def require_head(self) -> None:
+        """Complains about a model that can represent texts, but not predict them."""
+        if not self.source.get("head", True):
+            raise CheckpointError(
+                "This model was imported without its output layer, so it cannot predict. "
+                "Import the file of a language model, or use embed."
+            )
+
 
 def save(
     path: str | os.PathLike[str],

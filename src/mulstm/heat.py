@@ -74,7 +74,7 @@ def characters(text: bytes, values: Values, adds: bool = True) -> Iterator[tuple
 
 def page(title: str, lead: str, parts: Iterable[Part], scale: Scale) -> Iterator[str]:
     """The page in pieces. All that comes from outside is escaped here and nowhere else."""
-    yield _HEAD.format(title=_safe(title), style=_STYLE + _colours(scale))
+    yield _HEAD.format(title=_safe(title), style=_STYLE + colours(scale))
     yield f"<h1>{_safe(title)}</h1>\n<p>{_safe(lead)}</p>\n{_legend(scale)}\n"
     for part in parts:
         yield f"<section>\n<h2>{_safe(part.heading)}</h2>\n"
@@ -86,6 +86,15 @@ def page(title: str, lead: str, parts: Iterable[Part], scale: Scale) -> Iterator
             yield _span(part.end, float(part.values[-1]), scale)
         yield "</pre>\n</section>\n"
     yield "</body>\n</html>\n"
+
+
+def colours(scale: Scale, name: str = "c") -> str:
+    """Rules for the classes c0, c1, ... of the levels, on a light page and a dark one."""
+
+    def rules(dark: bool) -> str:
+        return "\n".join(f".{name}{k} {{ background: {c} }}" for k, c in enumerate(_ramp(scale, dark)))
+
+    return f"{rules(False)}\n@media (prefers-color-scheme: dark) {{\n{rules(True)}\n}}"
 
 
 def visible(text: str) -> str:
@@ -124,25 +133,18 @@ def _legend(scale: Scale) -> str:
     return f'<p class="legend">{low} {steps} {high} {_safe(scale.unit)}</p>'
 
 
-def _colours(scale: Scale) -> str:
-    def rules(dark: bool) -> str:
-        return "\n".join(f".c{k} {{ background: {c} }}" for k, c in enumerate(_ramp(scale, dark)))
-
-    return f"{rules(False)}\n@media (prefers-color-scheme: dark) {{\n{rules(True)}\n}}"
-
-
 def _ramp(scale: Scale, dark: bool) -> Sequence[str]:
     """From the page's own colour to a strong one, or between two strong ones."""
     page_colour = np.array([24, 26, 30] if dark else [255, 255, 255], dtype=float)
     warm = np.array([170, 62, 20] if dark else [244, 120, 60], dtype=float)
     cold = np.array([28, 84, 150] if dark else [90, 160, 230], dtype=float)
-    colours = []
+    ramp = []
     for k in range(LEVELS):
         x = k / (LEVELS - 1)
         strength, end = (abs(2 * x - 1), warm if x > 0.5 else cold) if scale.diverging else (x, warm)
         r, g, b = np.rint(page_colour + strength * (end - page_colour)).astype(int)
-        colours.append(f"rgb({r} {g} {b})")
-    return colours
+        ramp.append(f"rgb({r} {g} {b})")
+    return ramp
 
 
 _EVEN = ' class="even"'

@@ -51,6 +51,10 @@ class Predictor:
         # Before the first symbol nothing is known, and all are equally likely.
         self._logits: Tensor | None = None
 
+    def go_on_from(self, logits: Tensor, state: tuple[State, ...]) -> None:
+        """Takes over from whoever read the text: logits after its last symbol, (lanes, N), and the state."""
+        self.state, self._logits = state, logits
+
     def log_probs(self) -> Tensor:
         """(lanes, N): the natural logarithm of the next symbol's distribution, float64 on the CPU."""
         if self._logits is None:

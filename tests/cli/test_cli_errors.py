@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import zeros
 
 from made import settings, text_recipe
-from mulstm import cli, recipe, runs
+from mulstm import checkpoint, cli, recipe, runs
 from mulstm.errors import CheckFailedError, RecipeError
 
 
@@ -118,6 +118,32 @@ def test_a_checkpoint_of_another_alphabet(call: Call, trained: Path, text_file: 
     given = [*settings("data.alphabet=corpus"), "--from", model, "--runs-dir", tmp_path / "runs"]
     told(call("train", text_file, *given), 3, "alphabet of 256")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sample", "MODEL"),
+        ("neurons", "sample", "MODEL", "--clamp", "1=0"),
+        ("evaluate", "MODEL", "TEXT"),
+        ("surprise", "MODEL", "MODEL", "TEXT"),
+        ("score", "MODEL", "TEXT"),
+        ("quantize", "MODEL"),
+        ("compress", "MODEL", "TEXT"),
+        ("demo", "MODEL", "--port", "0"),
+    ],
+    ids=lambda words: "-".join(words[:2]),
+)
+def test_a_model_without_an_output_layer_cannot_predict(
+    call: Call, trained: Path, text_file: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    loaded = checkpoint.load(trained)
+    file = tmp_path / "headless.safetensors"
+    checkpoint.save(file, loaded.model, loaded.alphabet, source={"head": False})
+    before = files(tmp_path)
+    given = [{"MODEL": file, "TEXT": text_file}.get(word, word) for word in words]
+    told(call(*given), 3, "without its output layer", "use embed")
+    assert files(tmp_path) == before
 
 
 def test_a_run_in_use(call: Call, text_file: Path, tmp_path: Path) -> None:

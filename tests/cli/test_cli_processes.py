@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ class Absent:
     names = {names!r}
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
-            raise ImportError(f"{{name}} is not here")
+            raise ModuleNotFoundError(f"{{name}} is not here", name=name)
 sys.meta_path.insert(0, Absent())
 from mulstm.cli import run
 run(sys.argv[1:])
@@ -161,6 +162,29 @@ def test_a_signal_saves_first(text_file: Path, tmp_path: Path, number: signal.Si
     assert f"--resume '{only_run(runs_dir)}'" in answer.err  # as a shell wants it
     assert "Traceback" not in answer.err
     assert checkpoint.load(only_run(runs_dir) / "last.safetensors").meta["metrics"]["update"] > 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_the_page_ends_at_a_signal_while_a_text_is_drawn(
+    trained: Path, number: signal.Signals, code: int
+) -> None:
+    pytest.importorskip("uvicorn", reason="the demo extra is not installed")
+    process = start("demo", trained, "--port", "0")
+    assert process.stdout is not None
+    address = process.stdout.readline().split()[0]
+    asked = json.dumps({"text": "an", "length": 2000}).encode()
+    request = urllib.request.Request(f"{address}continue", asked, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert "text" in json.loads(answer.readline())
+        process.send_signal(number)
+        done = ended(process)
+    assert done == (code, "", "")
+
+
+def test_the_page_without_its_extra(trained: Path) -> None:
+    answer = python(GUARD.format(names=["uvicorn"]), "demo", trained, "--port", 0)
+    assert answer.code == 3
+    assert 'pip install "mulstm[demo]"' in answer.err
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def command(
         )
     require_room(losses, force, read=(text, model), endings=(".npy",))
     loaded = checkpoint.load(model, parallel.pick(device))
+    loaded.require_head()
     loaded.model.precision, loaded.model.backend = precision, backend
     part = part_of(loaded, text, split, data_dir)
     total = min(symbols or part.symbols_count, part.symbols_count)

@@ -126,6 +126,7 @@ def sample(
     from mulstm.sample import sample as draw
 
     loaded = checkpoint.load(model, parallel.pick(device))
+    loaded.require_head()
     held = neurons.Clamped(loaded.model, loaded.alphabet, units=_clamps(clamp))
     how = Sampling(length=length, temperature=temperature, seed=seed)
     start = prompt.encode(errors="surrogateescape")

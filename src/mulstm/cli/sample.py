@@ -32,6 +32,7 @@ def command(
     from mulstm.sample import Sampling, sample
 
     loaded = checkpoint.load(model, parallel.pick(device))
+    loaded.require_head()
     loaded.model.precision = precision
     how = Sampling(length, temperature, top_k, top_p, seed, stop.encode(errors="surrogateescape"))
     start = prompt.encode(errors="surrogateescape")  # the bytes that were given, UTF-8 or not

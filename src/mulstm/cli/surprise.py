@@ -38,6 +38,8 @@ def command(
     from mulstm.surprise import recovery
 
     pair = [checkpoint.load(path, parallel.pick(device)) for path in (a, b)]
+    for one in pair:
+        one.require_head()
     if pair[0].alphabet != pair[1].alphabet:
         raise CheckpointError(
             f"{a} and {b} have different alphabets. Compare models trained on one alphabet."

@@ -34,6 +34,7 @@ def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
 
 def quantize_checkpoint(loaded: Checkpoint) -> IntegerModel:
     """The integer model of a checkpoint: the same on every machine."""
+    loaded.require_head()
     weights = {name: tensor.detach().cpu().numpy() for name, tensor in loaded.model.state_dict().items()}
     # Weights that were changed since they were loaded are no longer those of the file.
     as_stored = checkpoint.storage_of(loaded) is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
-from mulstm.errors import CheckpointError, DataError
+from mulstm.errors import DataError
 from mulstm.packing import LANES, Symbols, nats_of, run
 from mulstm.predict import impossible
 from mulstm.records import Record, texts
@@ -118,11 +118,7 @@ def scores(
     following: int = 0,
 ) -> Iterator[Score]:
     """Scores of a stream of records, in its order."""
-    if not loaded.source.get("head", True):
-        raise CheckpointError(
-            "This model was imported without its output layer, so it cannot predict. "
-            "Import the file of a language model, or use embed."
-        )
+    loaded.require_head()
     ready: dict[int, Score] = {}
     place = 0
     for index, done in _unordered(loaded, records, lanes, losses, following):

@@ -1,0 +1,173 @@
+"""The page's server: for this machine alone, and for requests that come from the page itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from mulstm import heat
+from mulstm.checkpoint import Checkpoint
+from mulstm.demo.reading import MOST, Reader
+from mulstm.errors import MulstmError
+from mulstm.heat import Scale
+from mulstm.sample import Sampling
+
+ADDRESS = "127.0.0.1"
+LONGEST = 2_000  # symbols drawn for one request
+BODY = 8 * MOST  # bytes of a request: JSON may write a byte in six
+PAGE = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css")}
+PAGE |= {"/page.js": ("page.js", "text/javascript"), "/favicon.ico": ("icon.svg", "image/svg+xml")}
+# Nothing from elsewhere, and nothing that a model has written can run.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def listening(port: int) -> socket.socket:
+    """A socket of this machine alone; port 0 takes any that is free."""
+    here = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        here.bind((ADDRESS, port))
+        here.listen()  # who comes before the server runs waits for it
+    except OSError as fault:
+        here.close()
+        raise MulstmError(
+            f"Port {port} cannot be had ({fault.strerror}). Give another with --port, or 0 for any free one."
+        ) from None
+    return here
+
+
+def serve(here: socket.socket, reader: Reader, about: dict[str, Any]) -> None:
+    """Until a signal ends it."""
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            reader.turn += 1  # a text that is being drawn would hold up the end
+            super().handle_exit(sig, frame)
+
+    how = uvicorn.Config(make(reader, about), log_level="error", timeout_graceful_shutdown=2)
+    Server(how).run(sockets=[here])
+
+
+def facts(loaded: Checkpoint, name: Path) -> dict[str, Any]:
+    """What the page tells about a model."""
+    recipe, metrics = loaded.model.recipe, loaded.meta.get("metrics") or {}
+    return {
+        "name": str(name),
+        "cell": recipe.cell,
+        "hidden": recipe.hidden,
+        "layers": recipe.layers,
+        "parameters": loaded.model.parameter_count(),
+        "alphabet": loaded.alphabet.size,
+        "test_bits_per_char": metrics.get("test_bits_per_char"),
+        "corpus": Path(loaded.recipe.data.corpus).name,
+        "most": MOST,
+    }
+
+
+def make(reader: Reader, about: dict[str, Any]) -> Starlette:
+    """The application for one model; `about` is what `facts` tells of it."""
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(about)
+
+    async def read(request: Request) -> Response:
+        asked = await _asked(request)
+        unit = None if asked.get("unit") is None else int(_number(asked, "unit", 0))
+        return JSONResponse(await run_in_threadpool(reader.read, _text(asked), unit))
+
+    async def go_on(request: Request) -> Response:
+        asked = await _asked(request)
+        how = Sampling(
+            length=min(int(_number(asked, "length", 300)), LONGEST),
+            temperature=_number(asked, "temperature", 1.0),
+            top_p=_number(asked, "top_p", 1.0),
+            seed=int(_number(asked, "seed", 1)),
+        )
+        pieces = await run_in_threadpool(reader.go_on, _text(asked), how)
+        return StreamingResponse(_lines(pieces), media_type="application/x-ndjson")
+
+    routes = [Route(path, _file(*file)) for path, file in PAGE.items()]
+    routes += [Route("/colours.css", _colours), Route("/model", model)]
+    routes += [Route("/read", read, methods=["POST"]), Route("/continue", go_on, methods=["POST"])]
+    return Starlette(
+        routes=routes,
+        # A page from elsewhere could have its own name point here: only our names are answered.
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[ADDRESS, "localhost"])],
+        exception_handlers={MulstmError: _refused, HTTPException: _refused},
+    )
+
+
+def _file(name: str, kind: str) -> Any:
+    async def answer(request: Request) -> Response:
+        return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind, headers=HEADERS)
+
+    return answer
+
+
+async def _colours(request: Request) -> Response:
+    one = heat.colours(Scale("bits", 0, 1))
+    both = heat.colours(Scale("h", -1, 1, diverging=True), name="d")
+    return Response(f"{one}\n{both}\n", media_type="text/css", headers=HEADERS)
+
+
+async def _refused(request: Request, fault: Exception) -> Response:
+    code = fault.status_code if isinstance(fault, HTTPException) else 400
+    sentence = fault.detail if isinstance(fault, HTTPException) else str(fault)
+    return JSONResponse({"error": sentence}, status_code=code)
+
+
+async def _asked(request: Request) -> dict[str, Any]:
+    """The request's JSON object. A foreign page cannot send that type without asking first, in vain."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise HTTPException(415, "Send JSON.")
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY:
+            raise HTTPException(413, f"The text is too long. Give at most {MOST:,} bytes.")
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise HTTPException(400, "Send a JSON object.")
+    return asked
+
+
+def _text(asked: dict[str, Any]) -> str:
+    text = asked.get("text", "")
+    if not isinstance(text, str):
+        raise HTTPException(400, "The text must be a string.")
+    return text
+
+
+def _number(asked: dict[str, Any], name: str, default: float) -> float:
+    value = asked.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise HTTPException(400, f"{name} must be a number from 0 on.")
+    return value
+
+
+def _lines(pieces: Iterator[str]) -> Iterator[str]:
+    for piece in pieces:
+        yield json.dumps({"text": piece}) + "\n"

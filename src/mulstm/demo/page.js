@@ -1,0 +1,156 @@
+"use strict";
+// All that comes from a text or a model enters the page as text, never as markup.
+
+const $ = (id) => document.getElementById(id);
+const WAIT = 250; // milliseconds without a key before the text is read
+const PATIENCE = 700; // milliseconds of reading before the page says so
+let shown = []; // the characters of the last reading
+let asked = 0; // readings asked for: an answer to an older one is dropped
+let timer = 0;
+let drawing = null; // what stops the drawing that is under way
+
+function element(name, text, className) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function named(symbol) {
+  return { " ": "space", "\n": "line end", "\t": "tab", "\r": "return" }[symbol] ?? symbol;
+}
+
+const percent = (p) => `${(100 * p).toFixed(p < 0.1 ? 1 : 0)} %`;
+
+async function post(path, body, signal) {
+  const answer = await fetch(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (!answer.ok) throw new Error((await answer.json()).error);
+  return answer;
+}
+
+function tell(fault) {
+  const away = fault instanceof TypeError; // how fetch says that nobody answers
+  $("message").textContent = away ? "The server has ended. Start mulstm demo again." : fault.message;
+}
+
+async function read() {
+  const mine = ++asked;
+  const slow = setTimeout(() => ($("summary").textContent = "Reading \u2026"), PATIENCE);
+  const unit = $("unit").value === "" ? null : Number($("unit").value);
+  try {
+    const found = await (await post("read", { text: $("text").value, unit })).json();
+    if (mine !== asked) return;
+    $("message").textContent = "";
+    show(found);
+  } catch (fault) {
+    if (mine !== asked) return;
+    $("summary").textContent = "";
+    tell(fault);
+  } finally {
+    clearTimeout(slow);
+  }
+}
+
+function show(found) {
+  const letter = found.scale.both ? "d" : "c";
+  const body = document.createDocumentFragment();
+  shown = found.characters;
+  shown.forEach((one, k) => {
+    const mark = element("i", one.text === "\n" ? "\u21b5\n" : one.text, letter + one.level);
+    mark.dataset.place = k;
+    body.append(mark);
+  });
+  $("heat").replaceChildren(body);
+  const each = found.symbols ? ` ${found.bits.toFixed(1)} bits, ${(found.bits / found.symbols).toFixed(3)} each` : "";
+  $("summary").textContent = `${found.symbols.toLocaleString("en")} symbols${each ? "," + each : ""}`;
+  const { low, high, name } = found.scale;
+  const steps = Array.from({ length: 16 }, (_, k) => element("i", "\u00a0", letter + k));
+  const digits = found.scale.both ? 2 : 0;
+  $("legend").replaceChildren(low.toFixed(digits) + " ", ...steps, ` ${high.toFixed(digits)} ${name}`);
+  const top = found.next.length ? found.next[0][1] : 1;
+  $("next").replaceChildren(
+    ...found.next.map(([symbol, p]) => {
+      const row = document.createElement("li");
+      const bar = document.createElement("span");
+      bar.style.width = `${(100 * p) / top}%`;
+      row.append(element("b", named(symbol)), bar, element("em", percent(p)));
+      return row;
+    }),
+  );
+}
+
+function detail(event) {
+  const one = shown[event.target.dataset.place];
+  if (!one) return;
+  const guesses = one.guesses.map(([symbol, p]) => `${named(symbol)} ${percent(p)}`).join(", ");
+  const unit = $("unit").value === "" ? "" : `, h ${one.value.toFixed(3)}`;
+  $("detail").textContent = `${named(one.text)}: ${one.bits.toFixed(2)} bits${unit}. Expected: ${guesses}.`;
+}
+
+async function goOn() {
+  const stop = new AbortController();
+  drawing?.abort();
+  drawing = stop;
+  $("stop").disabled = false;
+  const options = { temperature: Number($("temperature").value), length: Number($("length").value) };
+  options.seed = Math.floor(Math.random() * 1e9);
+  try {
+    const answer = await post("continue", { text: $("text").value, ...options }, stop.signal);
+    const lines = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    let last = performance.now();
+    for (let part = await lines.read(); !part.done; part = await lines.read()) {
+      const whole = (rest + part.value).split("\n");
+      rest = whole.pop();
+      for (const line of whole) $("text").value += JSON.parse(line).text;
+      $("text").scrollTop = $("text").scrollHeight;
+      if (performance.now() - last > 1000) {
+        last = performance.now();
+        read();
+      }
+    }
+  } catch (fault) {
+    if (fault.name !== "AbortError") tell(fault);
+  }
+  if (drawing === stop) {
+    drawing = null;
+    $("stop").disabled = true;
+  }
+  read();
+}
+
+function later() {
+  clearTimeout(timer);
+  timer = setTimeout(read, WAIT);
+}
+
+async function begin() {
+  try {
+    const model = await (await fetch("model")).json();
+    $("name").textContent = model.name;
+    document.title = `mulstm: ${model.name}`;
+    const size = `${model.layers > 1 ? model.layers + " x " : ""}${model.hidden.toLocaleString("en")} units`;
+    const score = model.test_bits_per_char ? `, ${model.test_bits_per_char.toFixed(3)} bits/char on its test text` : "";
+    const count = model.parameters.toLocaleString("en");
+    $("about").textContent = `${model.cell}, ${size}, ${count} parameters, ${model.alphabet} symbols${score}`;
+    $("unit").max = model.hidden - 1;
+  } catch (fault) {
+    tell(fault);
+  }
+  read();
+}
+
+$("text").addEventListener("input", later);
+$("unit").addEventListener("input", later);
+$("go").addEventListener("click", goOn);
+$("stop").addEventListener("click", () => drawing?.abort());
+$("heat").addEventListener("pointerover", detail);
+$("temperature").addEventListener("input", () => {
+  $("warmth").textContent = Number($("temperature").value).toFixed(2);
+});
+begin();

@@ -1,0 +1,167 @@
+"""What the page shows of a text: the bits of each character, what was expected there, and what comes next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mulstm.checkpoint import Checkpoint
+from mulstm.embedding import require_units
+from mulstm.errors import DataError
+from mulstm.heat import Scale, characters, visible
+from mulstm.ops.reference import State
+from mulstm.predict import Predictor
+from mulstm.sample import Sampling, Utf8Stream, opening, sample
+from mulstm.scoring import symbol_name
+from mulstm.scoring.page import HIGHEST, HIGHEST_RESIDUE
+from mulstm.units import bits
+
+PIECE = 32  # symbols between two states that are kept
+MOST = 20_000  # bytes of a text
+GUESSES = 3  # likeliest symbols told for each place
+NEXT = 10  # and for the one after the text
+
+Symbols = npt.NDArray[np.int64]
+Call = Callable[[Tensor, tuple[State, ...]], tuple[Tensor, tuple[State, ...]]]
+
+
+class Memory:
+    """What a model makes of a text, kept so that a text with the same beginning is read from there on."""
+
+    def __init__(self, call: Call, state: tuple[State, ...]) -> None:
+        self.call = call
+        self.symbols: Symbols = np.empty(0, dtype=np.int64)
+        self.made: list[Tensor] = []  # one a piece
+        self.states = [state]  # before the first piece, and after each
+
+    @torch.inference_mode()
+    def read(self, symbols: Symbols) -> Tensor:
+        """(symbols, width), float32 on the CPU."""
+        common = min(symbols.size, self.symbols.size)
+        differ = np.flatnonzero(symbols[:common] != self.symbols[:common])
+        whole = int(differ[0] if differ.size else common) // PIECE
+        del self.made[whole:], self.states[whole + 1 :]
+        self.symbols = symbols[: whole * PIECE]  # true whatever ends the reading
+        for start in range(whole * PIECE, symbols.size, PIECE):
+            x = torch.from_numpy(symbols[None, start : start + PIECE]).to(self.states[0][0].h.device)
+            made, state = self.call(x, self.states[-1])
+            self.made.append(made[0].float().cpu())
+            self.states.append(state)
+        self.symbols = symbols
+        return torch.cat(self.made)
+
+
+class Reader:
+    """One model and the text it was last shown, for one person at a time."""
+
+    def __init__(self, loaded: Checkpoint) -> None:
+        loaded.require_head()
+        self.convention = loaded.convention
+        self.protein = self.convention.name == "protein"
+        self.names = [visible(symbol_name(self.convention, k)) for k in range(loaded.alphabet.size)]
+        self.predictor = Predictor(loaded.model, loaded.alphabet)
+        model = self.predictor.model
+        self.logits = Memory(model, model.zero_state(1))
+        self.units = Memory(model.hidden, model.zero_state(1))
+        self.lock = threading.Lock()
+        self.turn = 0  # of going on: a later one ends those before it
+
+    def read(self, text: str, unit: int | None = None) -> dict[str, Any]:
+        """One object for the page; with a unit the text is coloured by that unit's h."""
+        before, own = self._symbols(text)
+        symbols = np.concatenate([before, own])
+        if unit is not None:
+            require_units(self.predictor.model, [unit])
+        with self.lock:
+            log_p = torch.log_softmax(self.logits.read(symbols).double(), dim=-1)
+            h = None if unit is None else self.units.read(symbols)[before.size :, unit]
+        expected = log_p[before.size - 1 : -1]  # what was known before each of the text's own symbols
+        losses = -bits(1.0) * expected.gather(1, torch.from_numpy(own)[:, None])[:, 0].numpy()
+        values = losses if h is None else h.double().numpy()
+        scale = self._scale(unit, values)
+        return {
+            "bits": float(losses.sum()),
+            "symbols": own.size,
+            "characters": list(self._characters(own, losses, values, scale, expected)),
+            "next": self._likeliest(log_p[-1:], NEXT)[0],
+            "scale": {"low": scale.low, "high": scale.high, "name": scale.unit, "both": scale.diverging},
+        }
+
+    def go_on(self, text: str, how: Sampling) -> Iterator[str]:
+        """Pieces of text as they are drawn, until the length is reached or somebody else's turn begins."""
+        how.check()
+        symbols = np.concatenate(self._symbols(text))
+        with self.lock:
+            self.turn += 1
+            turn = self.turn
+            last = self.logits.read(symbols)[-1]
+            self.predictor.go_on_from(last[None], self.logits.states[-1])
+            drawn = sample(self.predictor.model, self.convention.alphabet, b"", how, predictor=self.predictor)
+        return self._pieces(drawn, turn)
+
+    def _pieces(self, drawn: Iterator[list[bytes]], turn: int) -> Iterator[str]:
+        stream = Utf8Stream()
+        while True:
+            with self.lock:
+                pieces = next(drawn, None) if turn == self.turn else None
+            if pieces is None:
+                break
+            if piece := stream.feed(pieces[0]):
+                yield piece
+        if rest := stream.close():
+            yield rest
+
+    def _symbols(self, text: str) -> tuple[Symbols, Symbols]:
+        """What stands before a text, and its own symbols."""
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError:
+            raise DataError("The text has half a character in it. Take it out.") from None
+        if len(raw) > MOST:
+            raise DataError(f"The text has {len(raw):,} bytes. Give at most {MOST:,}.")
+        if self.protein:  # pasted in lines, in either case
+            raw = b"".join(raw.split()).upper()
+        start = self.convention.start
+        if not start.size:
+            start = self.convention.encoded(opening(self.convention.alphabet))
+        return start, self.convention.encoded(self.convention.cleaned(raw))
+
+    def _scale(self, unit: int | None, values: npt.NDArray[np.float64]) -> Scale:
+        if unit is None:
+            return Scale("bits", 0.0, HIGHEST_RESIDUE if self.protein else HIGHEST)
+        end = max(float(np.abs(values).max(initial=0.0)), 1e-6)
+        return Scale(f"h of unit {unit}", -end, end, diverging=True, adds=False)
+
+    def _characters(
+        self,
+        own: Symbols,
+        losses: npt.NDArray[np.float64],
+        values: npt.NDArray[np.float64],
+        scale: Scale,
+        expected: Tensor,
+    ) -> Iterator[dict[str, Any]]:
+        """A character of several bytes costs what they cost together; the guesses are those of its first."""
+        text, place = self.convention.alphabet.decode(own), 0
+        guesses = self._likeliest(expected, GUESSES)
+        pairs = zip(characters(text, losses), characters(text, values, scale.adds), strict=True)
+        for (character, cost), (_, value) in pairs:
+            yield {
+                "text": visible(character),
+                "bits": cost,
+                "value": value,
+                "level": scale.level(value),
+                "guesses": guesses[place],
+            }
+            place += len(character.encode())
+
+    def _likeliest(self, log_p: Tensor, count: int) -> list[list[tuple[str, float]]]:
+        """For each row the likeliest symbols and their probabilities."""
+        top = log_p.exp().topk(min(count, log_p.shape[1]), dim=1)
+        rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [[(self.names[symbol], p) for symbol, p in zip(*row, strict=True)] for row in rows]

@@ -1,0 +1,254 @@
+"""The page shows what score, sample and neurons tell; its server answers this machine's own page alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import foreign
+from mulstm import interop, neurons
+from mulstm.checkpoint import Checkpoint
+from mulstm.data.alphabet import Alphabet
+from mulstm.errors import CheckpointError, DataError, MulstmError
+from mulstm.heat import visible
+from mulstm.interop import unirep
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe, Recipe
+from mulstm.records import Record
+from mulstm.sample import Sampling, sample
+from mulstm.scoring import score
+from mulstm.units import bits
+
+pytest.importorskip("starlette", reason="the demo extra is not installed")
+pytest.importorskip("uvicorn", reason="the demo extra is not installed")
+
+from mulstm.demo import app, reading
+from mulstm.demo.reading import PIECE, Reader
+
+TEXT = "A caf\u00e9,\nand more than one piece of it: " + "abc " * 20
+
+
+@pytest.fixture
+def loaded() -> Checkpoint:
+    torch.manual_seed(0)
+    model = LanguageModel(ModelRecipe(hidden=9, embedding=5, weight_norm=True), 256)
+    with torch.no_grad():
+        model.W_out.normal_(0, 1)
+    return Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {})
+
+
+def test_bits_are_those_of_scoring(loaded: Checkpoint) -> None:
+    found = Reader(loaded).read(TEXT)
+    (expected,) = score(loaded, TEXT, losses=True)
+    assert expected.losses is not None
+    assert found["symbols"] == expected.symbols - 1  # a text that is still being written has no end
+    assert found["bits"] == pytest.approx(bits(float(expected.losses[:-1].sum())), rel=1e-5)
+    assert "".join(one["text"] for one in found["characters"]) == TEXT
+    accented = found["characters"][5]
+    assert accented["text"] == "\u00e9"
+    assert accented["bits"] == pytest.approx(bits(float(expected.losses[5:7].sum())), rel=1e-5)
+    assert len(accented["guesses"]) == 3
+
+
+def test_guesses_and_what_comes_next(loaded: Checkpoint) -> None:
+    reader = Reader(loaded)
+    (expected,) = score(loaded, "abc", following=10)
+    likeliest = [(visible(name), pytest.approx(p, rel=1e-5)) for name, p in expected.following]
+    assert reader.read("abc")["next"] == likeliest
+    assert reader.read("abcd")["characters"][3]["guesses"] == likeliest[:3]
+    empty = reader.read("")
+    assert (empty["symbols"], empty["bits"], empty["characters"]) == (0, 0.0, [])
+    assert len(empty["next"]) == 10
+
+
+def test_a_text_that_grows_is_not_read_again(loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, read = Reader(loaded), []
+    call = reader.logits.call
+    monkeypatch.setattr(reader.logits, "call", lambda x, state: (read.append(x.shape[1]), call(x, state))[1])
+    reader.read(TEXT)
+    size = 1 + len(TEXT.encode())  # and the line's end before it
+    assert sum(read) == size
+    read.clear()
+    grown = reader.read(TEXT + "x")
+    assert sum(read) == (size + 1) % PIECE
+    fresh = Reader(loaded).read(TEXT + "x")
+    assert grown["bits"] == pytest.approx(fresh["bits"], rel=1e-6)
+    for other in (TEXT[:40] + "!" + TEXT[41:], TEXT[:50], "", "Another text", TEXT):
+        assert reader.read(other)["bits"] == pytest.approx(Reader(loaded).read(other)["bits"], rel=1e-6)
+
+
+def test_a_reading_that_is_broken_off_leaves_nothing_wrong(
+    loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, left = Reader(loaded), [2]
+    call = reader.logits.call
+
+    def failing(x: torch.Tensor, state: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise MemoryError
+        return call(x, state)
+
+    reader.read("x" * 90)
+    monkeypatch.setattr(reader.logits, "call", failing)
+    with pytest.raises(MemoryError):
+        reader.read(TEXT)
+    assert reader.read("x" * 90)["bits"] == pytest.approx(Reader(loaded).read("x" * 90)["bits"], rel=1e-6)
+
+
+def test_units_are_those_of_neurons(loaded: Checkpoint) -> None:
+    found = Reader(loaded).read("\u00e9a", unit=4)
+    traced = neurons.trace(loaded, Record("1", "\n\u00e9a".encode()), [4]).values[1:, 0]
+    assert [one["value"] for one in found["characters"]] == pytest.approx([traced[1], traced[2]], rel=1e-5)
+    assert found["scale"]["both"]
+    assert {one["level"] for one in found["characters"]} & {0, 15}
+    with pytest.raises(DataError, match=r"no unit 9: the model has 9"):
+        Reader(loaded).read("a", unit=9)
+
+
+def test_going_on_draws_what_sample_draws(loaded: Checkpoint) -> None:
+    how = Sampling(length=50, temperature=0.7, seed=3)
+    drawn = b"".join(row[0] for row in sample(loaded.model, loaded.alphabet, b"\n" + TEXT.encode(), how))
+    reader = Reader(loaded)
+    assert "".join(reader.go_on(TEXT, how)) == drawn.decode(errors="replace")
+    with pytest.raises(MulstmError, match=r"length of -1"):
+        reader.go_on(TEXT, Sampling(length=-1))
+
+
+def test_a_later_turn_ends_the_one_before(loaded: Checkpoint) -> None:
+    reader = Reader(loaded)
+    first = reader.go_on("ab", Sampling(length=500))
+    next(first)
+    expected = "".join(Reader(loaded).go_on("cd", Sampling(length=30)))
+    second = reader.go_on("cd", Sampling(length=30))
+    assert len(list(first)) <= 1  # what was held back of a character
+    assert "".join(second) == expected
+
+
+def test_texts_that_cannot_be_read(loaded: Checkpoint) -> None:
+    reader = Reader(loaded)
+    with pytest.raises(DataError, match="half a character"):
+        reader.read("a\ud800")
+    with pytest.raises(DataError, match=r"20,002 bytes. Give at most 20,000"):
+        reader.read("\u00e9" * 10_001)
+    hidden = reader.read("a\u202eb\x00")["characters"]
+    assert [one["text"] for one in hidden] == ["a", "U+202E", "b", "\u2400"]
+
+
+def test_proteins_and_models_without_a_head() -> None:
+    weights = unirep.from_arrays(foreign.unirep(H=7).arrays, "unirep", "w")
+    loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
+    found = Reader(loaded).read("mkta\nYIAKQR ")
+    (expected,) = score(loaded, "MKTAYIAKQR", losses=True)
+    assert expected.losses is not None
+    assert found["bits"] == pytest.approx(bits(float(expected.losses[:-1].sum())), rel=1e-5)
+    with pytest.raises(DataError, match="which is no residue"):
+        Reader(loaded).read("MK1")
+    headless = Checkpoint(
+        loaded.model, loaded.alphabet, Recipe(), {"source": weights.source | {"head": False}}
+    )
+    with pytest.raises(CheckpointError, match="without its output layer"):
+        Reader(headless)
+
+
+@pytest.fixture
+def port(loaded: Checkpoint) -> Iterator[int]:
+    """A server that runs while a test does."""
+    import uvicorn
+
+    made = app.make(Reader(loaded), app.facts(loaded, Path("runs/some")))
+    server = uvicorn.Server(uvicorn.Config(made, log_level="error"))
+    with app.listening(0) as here:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [here]})
+        thread.start()
+        yield here.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+def ask(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, Any]:
+    connection = http.client.HTTPConnection(app.ADDRESS, port, timeout=60)
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    told = {"Content-Type": "application/json"} if data is not None else {}
+    connection.request(method, path, data, told | {k.replace("_", "-"): v for k, v in headers.items()})
+    answer = connection.getresponse()
+    found = answer.status, answer.read(), answer.headers
+    connection.close()
+    return found
+
+
+def test_the_page_needs_nothing_from_elsewhere(port: int) -> None:
+    status, page, headers = ask(port, "GET", "/")
+    assert status == 200
+    assert headers["Content-Security-Policy"].startswith("default-src 'self'")
+    links = re.findall(r'(?:src|href)="([^"]*)"', page.decode())
+    assert set(links) == {"favicon.ico", "colours.css", "page.css", "page.js"}
+    for link in links:
+        status, body, headers = ask(port, "GET", f"/{link}")
+        assert (status, headers["X-Content-Type-Options"]) == (200, "nosniff")
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", body.decode())
+    assert "innerHTML" not in files("mulstm.demo").joinpath("page.js").read_text()
+    status, body, _ = ask(port, "GET", "/model")
+    assert json.loads(body)["name"] == "runs/some"
+
+
+def test_reading_and_going_on_by_the_server(port: int, loaded: Checkpoint) -> None:
+    status, body, _ = ask(port, "POST", "/read", {"text": TEXT, "unit": 2})
+    expected = Reader(loaded).read(TEXT, 2)
+    assert status == 200
+    assert json.loads(body)["bits"] == pytest.approx(expected["bits"], rel=1e-6)
+    status, body, _ = ask(
+        port, "POST", "/continue", {"text": "ab", "length": 40, "seed": 5, "temperature": 0.5}
+    )
+    lines = [json.loads(line)["text"] for line in body.splitlines()]
+    how = Sampling(length=40, temperature=0.5, seed=5)
+    assert (status, "".join(lines)) == (200, "".join(Reader(loaded).go_on("ab", how)))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "sentence"),
+    [
+        ("/read", {"text": "a", "unit": 99}, {}, 400, "There is no unit 99"),
+        ("/read", {"text": 3}, {}, 400, "The text must be a string"),
+        ("/read", {"text": "a", "unit": "x"}, {}, 400, "unit must be a number"),
+        ("/read", b"[1]", {}, 400, "Send a JSON object"),
+        ("/read", b"{", {}, 400, "Send a JSON object"),
+        ("/read", b"[" * 100_000, {}, 400, "Send a JSON object"),
+        ("/read", b" " * (app.BODY + 1), {}, 413, "The text is too long"),
+        ("/read", {"text": "a"}, {"Content_Type": "text/plain"}, 415, "Send JSON"),
+        ("/read", {"text": "a"}, {"Host": "elsewhere.example"}, 400, "Invalid host"),
+        ("/continue", {"text": "a", "temperature": -1}, {}, 400, "temperature must be a number"),
+        ("/continue", {"text": "a", "top_p": 2}, {}, 400, "top-p 2 is not a share"),
+        ("/nothing", {}, {}, 404, "Not Found"),
+        ("/model", {}, {}, 405, "Method Not Allowed"),
+    ],
+)
+def test_what_the_server_refuses(
+    port: int, path: str, body: Any, headers: dict[str, str], status: int, sentence: str
+) -> None:
+    found, answer, _ = ask(port, "POST", path, body, **headers)
+    assert found == status
+    assert sentence in answer.decode()
+
+
+def test_only_this_machine_is_answered_and_one_port_serves_one(port: int) -> None:
+    with app.listening(0) as here:
+        assert here.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(MulstmError, match=rf"Port {port} cannot be had .* Give another with --port"):
+        app.listening(port)
+
+
+def test_no_more_is_drawn_than_allowed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LONGEST", 7)
+    _, body, _ = ask(port, "POST", "/continue", {"text": "ab", "length": 500})
+    assert len(body.splitlines()) <= 8
+    assert reading.MOST == 20_000
