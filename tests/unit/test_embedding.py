@@ -252,6 +252,18 @@ def test_a_full_disk(made: foreign.Foreign, tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
+def test_a_store_told_to_end_while_it_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(Path, "open", leave)
+    with pytest.raises(SystemExit):
+        Store(tmp_path, {"h_mean": 3})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_very_long_record(made: foreign.Foreign) -> None:
     loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     protein = "MKTAYIAKQR" * 300

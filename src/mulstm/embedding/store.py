@@ -37,11 +37,14 @@ class Store:
                 f"The folder {folder} cannot be written ({error.strerror or error}). Choose another place."
             ) from None
         self.widths = widths
-        self.count = 0
+        self.count = self.total = 0
         self.longest_id = 1
-        self._files: dict[str, BinaryIO] = {n: (self._folder / n).open("w+b") for n in (*widths, "ids")}
-        self._offsets = (self._folder / "offsets").open("w+b")
-        self.total = 0
+        try:
+            self._files: dict[str, BinaryIO] = {n: (self._folder / n).open("w+b") for n in (*widths, "ids")}
+            self._offsets = (self._folder / "offsets").open("w+b")
+        except BaseException:  # a signal too: nobody has entered the block yet that takes the folder away
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
 
     def __enter__(self) -> Self:
         return self
