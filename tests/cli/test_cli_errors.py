@@ -120,6 +120,15 @@ def test_a_checkpoint_of_another_alphabet(call: Call, trained: Path, text_file: 
     assert not (tmp_path / "runs").exists()
 
 
+def test_records_for_a_model_of_its_own_bytes(call: Call, text_file: Path, tmp_path: Path) -> None:
+    place = ["--runs-dir", tmp_path / "runs", "-q"]
+    assert call("train", text_file, *settings("data.alphabet=corpus"), *place).code == 0
+    lines = tmp_path / "notes.jsonl"
+    lines.write_text('{"text": "one"}\n{"text": "two"}\n')
+    given = ["--from", tmp_path / "runs" / "text", *place]
+    told(call("train", lines, *given), 3, "those of its own text", "leave --from out")
+
+
 def test_a_run_in_use(call: Call, text_file: Path, tmp_path: Path) -> None:
     made = text_recipe(text_file)
     with runs.Run.create(made, root=tmp_path / "runs") as held:

@@ -102,6 +102,21 @@ class Corpus:
         # The very first byte of the text has nothing before it: it is context, not predicted.
         return Split(self.name, name, self.alphabet, self.text, max(1, start), stop, self._has_words)
 
+    def in_alphabet(self, alphabet: Alphabet) -> Corpus:
+        """The same text in the symbols of `alphabet`, which must know every byte of it."""
+        place = 0
+        for block in self.text.blocks():
+            alphabet.encode(block, offset=place)
+            place += block.size
+        return Corpus(
+            self.name,
+            self.text,
+            alphabet,
+            self._ends,
+            protocol=self.protocol,
+            has_words=self._has_words,
+        )
+
 
 def load(
     name_or_path: str | Path,
