@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mulstm import checkpoint, console, ops, parallel, record_corpus, resume, runs
+from mulstm import checkpoint, console, data, ops, parallel, record_corpus, resume, runs
 from mulstm import recipe as recipes
 from mulstm import update as updates
 from mulstm.convention import ALPHABETS
@@ -193,6 +193,18 @@ def finished(path: Path) -> dict[str, Any] | None:
         return None
     is_whole = isinstance(record, dict) and record.keys() >= {*KEYS, "reason"}
     return record if is_whole and record.get("stopped") != CUT else None
+
+
+def require_apart(corpus: str, written: Path) -> None:
+    """Raises DataError where what a command writes would become a part of the folder it reads as its text."""
+    text, place = Path(corpus).resolve(), written.resolve()
+    if not text.is_dir() or not place.is_relative_to(text):
+        return
+    if not data.corpus.is_hidden(place.relative_to(text)):
+        raise DataError(
+            f"{written} lies in the text itself, the folder {corpus}, and would be read with it next time. "
+            "Write elsewhere (--runs-dir, or --out of a search), or give the texts a folder of their own."
+        )
 
 
 def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:

@@ -56,6 +56,7 @@ def search(
     """What each trial found; `out` gets a line for each, and one that is there already is not run again."""
     for trial in trials:
         recipes.check(trial.recipe)
+        jobs.require_apart(trial.recipe.data.corpus, out)
     known = read(out)
     found: list[Result] = []
     corpus: tuple[Any, Corpus, dict[str, Any]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -138,7 +139,7 @@ def load(
     _check_protocol(name_or_path, known, protocol)
     if known is None or not known.files:
         text = Text([stdlib.sources()]) if known else _users_text(Path(name_or_path))
-        name = known.name if known else Path(name_or_path).name
+        name = known.name if known else Path(os.path.abspath(name_or_path)).name  # that of "." too
         ends = _cut(len(text), shares)
     elif len(known.files) == 1:
         name, text = known.name, Text([store.find(known, known.files[0], data_dir)])
@@ -196,7 +197,7 @@ def _users_text(path: Path) -> Text:
     Hidden files and folders (.git and the like) and empty files are left out; links are followed.
     """
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
         text = Text([p for p in files if p.stat().st_size])
         what = f"The folder {path}"
     elif path.is_file():
@@ -211,7 +212,8 @@ def _users_text(path: Path) -> Text:
     return text
 
 
-def _hidden(relative: Path) -> bool:
+def is_hidden(relative: Path) -> bool:
+    """Whether a folder's text leaves this file of it out."""
     return any(part.startswith(".") for part in relative.parts)
 
 
