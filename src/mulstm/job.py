@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mulstm import checkpoint, console, ops, parallel, record_corpus, resume, runs
+from mulstm import checkpoint, console, data, ops, parallel, record_corpus, resume, runs
 from mulstm import recipe as recipes
 from mulstm import update as updates
+from mulstm.convention import ALPHABETS
 from mulstm.data.corpus import Corpus
 from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError, RunError
@@ -96,6 +97,7 @@ def build(
             f"Set train.lanes to a multiple of {share.count}."
         )
     corpus = load_corpus(recipe, share, data_dir) if corpus is None else corpus
+    corpus = _in_symbols_of_start(corpus, recipe, path, start_from)
     chunks = lanes(recipe, corpus, 0)
     update = _update(recipe, share, corpus, start_from)
     run: runs.Run | None = None
@@ -193,6 +195,18 @@ def finished(path: Path) -> dict[str, Any] | None:
     return record if is_whole and record.get("stopped") != CUT else None
 
 
+def require_apart(corpus: str, written: Path) -> None:
+    """Raises DataError where what a command writes would become a part of the folder it reads as its text."""
+    text, place = Path(corpus).resolve(), written.resolve()
+    if not text.is_dir() or not place.is_relative_to(text):
+        return
+    if not data.corpus.is_hidden(place.relative_to(text)):
+        raise DataError(
+            f"{written} lies in the text itself, the folder {corpus}, and would be read with it next time. "
+            "Write elsewhere (--runs-dir, or --out of a search), or give the texts a folder of their own."
+        )
+
+
 def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
     """The recipe's text; the first process goes ahead, so that only one unpacks or fetches it."""
     corpus: Corpus | None = None
@@ -203,6 +217,26 @@ def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | No
 
     share.by_first(read)
     return corpus or record_corpus.load(recipe.data, data_dir)
+
+
+def _in_symbols_of_start(
+    corpus: Corpus, recipe: Recipe, path: Path | None, start_from: str | Path | None
+) -> Corpus:
+    """A text read with the bytes of the model that the run starts from, where that has bytes of its own.
+
+    Those of the text are other ones, unless it is the text that the model was trained on.
+    """
+    if recipe.data.alphabet != "corpus":
+        return corpus
+    if start_from is not None:
+        start = checkpoint.find(start_from)
+    elif path is not None and _tuned_from(path):
+        start = path / "last.safetensors"
+    else:
+        return corpus
+    alphabet = checkpoint.load(start).alphabet
+    is_named = any(make() == alphabet for make in ALPHABETS.values())
+    return corpus if is_named else corpus.in_alphabet(alphabet)
 
 
 def lanes(recipe: Recipe, corpus: Corpus, epoch: int) -> Lanes | RecordLanes:

@@ -56,16 +56,20 @@ def search(
     """What each trial found; `out` gets a line for each, and one that is there already is not run again."""
     for trial in trials:
         recipes.check(trial.recipe)
+        jobs.require_apart(trial.recipe.data.corpus, out)
     known = read(out)
     found: list[Result] = []
-    corpus: tuple[Any, Corpus] | None = None
+    corpus: tuple[Any, Corpus, dict[str, Any]] | None = None
     started = time.monotonic()
     with parallel.joined(device) as share:
         if share.count > 1:
             raise RunError("A search runs in one process. Start it without torchrun.")
         for n, trial in enumerate(trials, 1):
             what = f"trial {n} of {len(trials)}: {' '.join(trial.changes) or 'as it is'}"
-            earlier = next((line for line in known if _is_of(line, trial.recipe)), None)
+            if corpus is None or corpus[0] != trial.recipe.data:
+                text = _with_a_valid_part(trial.recipe, share, data_dir)
+                corpus = trial.recipe.data, text, jobs.corpus_facts(text)
+            earlier = next((line for line in known if _is_of(line, trial.recipe, corpus[2])), None)
             if earlier is not None:
                 found.append(earlier)
                 continue
@@ -73,8 +77,6 @@ def search(
                 if note is not None:
                     note(f"The time is over before {what}. The same command goes on with it.")
                 break
-            if corpus is None or corpus[0] != trial.recipe.data:
-                corpus = trial.recipe.data, _with_a_valid_part(trial.recipe, share, data_dir)
             if note is not None:
                 note(what)
             result = _run(trial, share, corpus[1], what, is_shown=note is not None)
@@ -84,8 +86,10 @@ def search(
     return found
 
 
-def _is_of(line: Result, recipe: Recipe) -> bool:
-    return bool(line.get("recipe") == recipe.name and line["settings"] == recipes.settings(recipe))
+def _is_of(line: Result, recipe: Recipe, text: dict[str, Any]) -> bool:
+    """Whether a line is of this recipe and, where it tells, of the text as it is now."""
+    is_same = line.get("recipe") == recipe.name and line["settings"] == recipes.settings(recipe)
+    return bool(is_same and line.get("corpus", text) == text)
 
 
 def _with_a_valid_part(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
@@ -154,6 +158,7 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
             for line in lines
             if line.get("valid_bits_per_char") is not None
         ],
+        "corpus": job.facts,
         "settings": recipes.settings(recipe),
     }
 

@@ -105,6 +105,13 @@ def test_usage(call: Call, trained: Path, note: Path, tmp_path: Path) -> None:
     assert "'magic'" in err
 
 
+@pytest.mark.parametrize("folder", [".", "", "/"])
+def test_a_folder_is_no_file(call: Call, trained: Path, folder: str) -> None:
+    answer = call("compress", trained, folder)
+    assert answer.code == 3
+    assert "is a folder" in answer.err
+
+
 def test_no_file_is_lost(call: Call, trained: Path, note: Path) -> None:
     content, packed = note.read_bytes(), Path(f"{note}.mul")
     code, _, err = call("compress", trained, note, "-o", note, "--force")

@@ -146,6 +146,33 @@ def test_a_model_without_an_output_layer_cannot_predict(
     assert files(tmp_path) == before
 
 
+def test_records_for_a_model_of_its_own_bytes(call: Call, text_file: Path, tmp_path: Path) -> None:
+    place = ["--runs-dir", tmp_path / "runs", "-q"]
+    assert call("train", text_file, *settings("data.alphabet=corpus"), *place).code == 0
+    lines = tmp_path / "notes.jsonl"
+    lines.write_text('{"text": "one"}\n{"text": "two"}\n')
+    given = ["--from", tmp_path / "runs" / "text", *place]
+    told(call("train", lines, *given), 3, "those of its own text", "leave --from out")
+
+
+def test_what_is_written_into_the_text_itself(
+    call: Call, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    (folder / "one.txt").write_bytes(text_file.read_bytes())
+    monkeypatch.chdir(folder)
+    told(call("train", ".", *settings()), 3, "runs lies in the text itself", "--runs-dir")
+    told(call("search", ".", "--trial", "", *settings()), 3, "text.jsonl lies in the text itself", "--out")
+    assert [path.name for path in folder.iterdir()] == ["one.txt"]
+    # What is hidden is not read, and what is elsewhere neither.
+    answer = call("train", ".", *settings(), "--runs-dir", ".runs")
+    assert answer.code == 0
+    assert "; letters, 5,399 symbols;" in answer.err
+    assert call("evaluate", ".runs/text").code == 0
+    assert call("train", ".", *settings(), "--runs-dir", tmp_path / "runs", "-q").code == 0
+
+
 def test_a_run_in_use(call: Call, text_file: Path, tmp_path: Path) -> None:
     made = text_recipe(text_file)
     with runs.Run.create(made, root=tmp_path / "runs") as held:

@@ -48,6 +48,13 @@ def test_another_text_of_the_same_name_is_none(
     assert (code, "Leave --dynamic out" in err) == (3, True)
 
 
+def test_its_own_text_by_another_path(call: Call, run: Path) -> None:
+    plain = call("evaluate", run, "my.txt", "-q").out
+    assert "(test)" in plain
+    for path in ("./my.txt", Path("my.txt").absolute()):
+        assert call("evaluate", run, path, "-q").out == plain
+
+
 def test_a_checkpoint_without_facts_is_not_compared(call: Call, run: Path) -> None:
     whole = checkpoint.load(run)
     checkpoint.save("early.safetensors", whole.model, whole.alphabet, recipe=whole.recipe)

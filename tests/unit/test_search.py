@@ -57,6 +57,21 @@ def test_trials_are_compared_kept_and_not_run_again(
     assert len(trials.read(out)) == 3
 
 
+def test_trials_of_the_text_as_it_was_do_not_count(tiny: Tiny, tmp_path: Path) -> None:
+    out, one = tmp_path / "search.jsonl", trial(tiny)
+    text = Path(one.recipe.data.corpus)
+    (before,) = search.search([one], out=out)
+    text.write_bytes(text.read_bytes()[::-1])
+    (after,) = search.search([one], out=out)
+    assert after["valid_bits_per_char"] != before["valid_bits_per_char"]
+    text.write_bytes(text.read_bytes()[::-1])
+    assert search.search([one], out=out) == [before]
+    # A line of an earlier version does not tell its text.
+    del before["corpus"]
+    out.write_text(json.dumps(before))
+    assert search.search([one], out=out) == [before]
+
+
 def test_it_measures_what_training_measures(tiny: Tiny, tmp_path: Path) -> None:
     one = trial(tiny, "evaluate.final_lanes=3", "evaluate.lanes=3")
     (found,) = search.search([one], out=tmp_path / "search.jsonl")

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from made import TINY, made_text, text_recipe
 from made_runs import RICH, Tiny, at_update, run, same, steady, weights
 from mulstm import checkpoint, data, job, parallel, runs, train
-from mulstm.errors import CheckpointError, RunError
+from mulstm.errors import CheckpointError, DataError, RunError
 
 
 def test_nothing_is_left_to_do(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +170,30 @@ def test_a_run_killed_at_once_goes_on_from_the_model_it_started_from(
     assert torch.allclose(weights(first)["W_out"], weights(resumed)["W_out"], atol=1e-6)
     source = checkpoint.load(resumed).meta["source"]
     assert source["tuned_from"] == checkpoint.load(start).meta["fingerprint"]
+
+
+def test_a_start_with_bytes_of_its_own_goes_on_with_any_text_of_them(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = run(tiny("data.alphabet=corpus"), tmp_path / "first")
+    start = checkpoint.load(first)
+    fewer, strange = tmp_path / "fewer.txt", tmp_path / "strange.txt"
+    fewer.write_bytes(start.alphabet.symbols[5:8] * 600)
+    strange.write_bytes(fewer.read_bytes() + b"\x00")
+    more = tiny("data.alphabet=corpus", f"data.corpus={fewer}", "train.updates=4")
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        at_update(patch, 2, die)
+        with pytest.raises(KeyboardInterrupt):
+            run(more, tmp_path, start_from=first)
+    (folder,) = runs.newest_first("text", root=tmp_path)
+    _, resumed = run(more, tmp_path, resume_from=str(folder))
+    assert checkpoint.load(resumed).alphabet == start.alphabet
+    with pytest.raises(DataError, match=r"0x00 at offset 1,800 is not in the alphabet"):
+        run(tiny("data.alphabet=corpus", f"data.corpus={strange}"), tmp_path, start_from=first)
 
 
 def test_auto_takes_the_run_of_this_start_only(tiny: Tiny, tmp_path: Path) -> None:

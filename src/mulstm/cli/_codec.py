@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Model = Annotated[
     Path,
     typer.Argument(
-        help='A checkpoint, the folder of a run or of runs (the newest), or what "mulstm quantize" wrote.'
+        help="A checkpoint, the folder of a run or of runs (the newest), a released model by name, or what "
+        '"mulstm quantize" wrote.'
     ),
 ]
 Products = Annotated[

@@ -10,7 +10,7 @@ from shlex import quote
 from mulstm import recipe, record_corpus, runs
 from mulstm.convention import ALPHABETS
 from mulstm.data.known import KNOWN
-from mulstm.errors import DataError
+from mulstm.errors import CheckpointError, DataError
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordSplit
 from mulstm.records import kind_of
@@ -71,6 +71,11 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
         model = replace(start.model.recipe, **{key: getattr(model, key) for key in said})
         name = next((name for name, make in ALPHABETS.items() if make() == start.alphabet), "corpus")
         convention = str(start.source.get("convention", ""))
+        if name == "corpus" and d.records:
+            raise CheckpointError(
+                f"The model in {start_from} knows {start.alphabet.size} bytes, those of its own text, and "
+                "records want a model of all bytes or of proteins. Start from one, or leave --from out."
+            )
         if name == "protein" and not d.records:
             d = replace(d, records=kind)  # a protein a line: they are never one text
     else:

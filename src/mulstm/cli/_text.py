@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 
 def is_own(model: Checkpoint, text: str) -> bool:
-    """Whether the text that the model was trained on is meant: none is named, or that one."""
-    return text in ("", model.recipe.data.corpus)
+    """Whether the text that the model was trained on is meant: none is named, or that one by any path."""
+    trained = model.recipe.data.corpus
+    if text in ("", trained):
+        return True
+    is_known = not KNOWN.keys().isdisjoint({text, trained})
+    return not is_known and Path(text).resolve() == Path(trained).resolve()
 
 
 def part_of(

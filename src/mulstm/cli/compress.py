@@ -12,6 +12,7 @@ from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_o
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
+from mulstm.errors import DataError
 
 
 def command(
@@ -61,6 +62,8 @@ def command(
         raise typer.BadParameter("it writes no archive: leave --output out", param_hint="--bench")
     if figure is not None and not bench:
         raise typer.BadParameter("goes with --bench only", param_hint="--figure")
+    if file.is_dir():
+        raise DataError(f"{file} is a folder. Give a file; tar makes one of a folder.")
     target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
     if not bench:
         require_room(target, force, read=(file, model))

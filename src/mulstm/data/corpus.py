@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -101,6 +102,21 @@ class Corpus:
         # The very first byte of the text has nothing before it: it is context, not predicted.
         return Split(self.name, name, self.alphabet, self.text, max(1, start), stop, self._has_words)
 
+    def in_alphabet(self, alphabet: Alphabet) -> Corpus:
+        """The same text in the symbols of `alphabet`, which must know every byte of it."""
+        place = 0
+        for block in self.text.blocks():
+            alphabet.encode(block, offset=place)
+            place += block.size
+        return Corpus(
+            self.name,
+            self.text,
+            alphabet,
+            self._ends,
+            protocol=self.protocol,
+            has_words=self._has_words,
+        )
+
 
 def load(
     name_or_path: str | Path,
@@ -138,7 +154,7 @@ def load(
         raise DataError(f'There is no alphabet "{alphabet}". Say bytes or corpus.')
     symbols = Alphabet.bytes() if alphabet == "bytes" else Alphabet.distinct(text.blocks())
     return Corpus(
-        known.name if known else Path(name_or_path).name,
+        known.name if known else Path(os.path.abspath(name_or_path)).name,  # that of "." too
         text,
         symbols,
         ends or (int(len(text) * train), int(len(text) * (train + valid))),
@@ -187,7 +203,7 @@ def _users_text(path: Path) -> Text:
     Hidden files and folders (.git and the like) and empty files are left out; links are followed.
     """
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
         text = Text([p for p in files if p.stat().st_size])
         what = f"The folder {path}"
     elif path.is_file():
@@ -202,7 +218,8 @@ def _users_text(path: Path) -> Text:
     return text
 
 
-def _hidden(relative: Path) -> bool:
+def is_hidden(relative: Path) -> bool:
+    """Whether a folder's text leaves this file of it out."""
     return any(part.startswith(".") for part in relative.parts)
 
 
