@@ -311,10 +311,11 @@ def _update(
     else:
         start = checkpoint.load(start_from)
         if start.alphabet != corpus.alphabet:
+            own = next((name for name, made in ALPHABETS.items() if made() == start.alphabet), "corpus")
             raise CheckpointError(
                 f"The checkpoint has an alphabet of {start.alphabet.size} symbols, and the corpus "
                 f"{corpus.name} another one of {corpus.alphabet.size}. "
-                "Use a text with the model's own alphabet, or train a model on this one."
+                f"Read the text with data.alphabet={own}, or train a model on it alone."
             )
         if start.model.recipe != recipe.model:
             changed = recipes.differences(vars(recipe.model), vars(start.model.recipe))

@@ -142,7 +142,7 @@ def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
 def _lines(file: IO[bytes]) -> Iterator[Record]:
     """Named by their line's number; blank lines are no records."""
     for number, line in enumerate(file, 1):
-        text = line.rstrip(b"\r\n")
+        text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
         if text.strip():
             yield Record(str(number), text)
 

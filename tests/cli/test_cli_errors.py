@@ -116,7 +116,7 @@ def test_damaged_checkpoints(call: Call, trained: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_alphabet(call: Call, trained: Path, text_file: Path, tmp_path: Path) -> None:
     model = trained / "last.safetensors"
     given = [*settings("data.alphabet=corpus"), "--from", model, "--runs-dir", tmp_path / "runs"]
-    told(call("train", text_file, *given), 3, "alphabet of 256")
+    told(call("train", text_file, *given), 3, "alphabet of 256", "data.alphabet=bytes")
     assert not (tmp_path / "runs").exists()
 
 

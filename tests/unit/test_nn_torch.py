@@ -107,6 +107,18 @@ def test_replicas(evaluation: bool, bias: bool) -> None:
                     p.mul_(1.1)
 
 
+@pytest.mark.parametrize("cell", ["mlstm", "lstm", "milstm", "mrnn", "rnn", "tensor-rnn"])
+def test_without_data_it_tells_shapes(cell: str) -> None:
+    with torch.device("meta"):
+        logits, _ = LanguageModel(ModelRecipe(cell=cell, hidden=H), 9)(torch.randint(9, (2, 5)))
+        module = MultiplicativeLSTM(E, H)
+        h, (h_n, c_n) = module(torch.randn(4, 3, E))
+        h.sum().backward()
+    assert (logits.shape, logits.device.type) == ((2, 5, 9), "meta")
+    assert (h.shape, h_n.shape, c_n.shape) == ((4, 3, H), (1, 3, H), (1, 3, H))
+    assert all(p.grad is not None for p in module.parameters())
+
+
 def test_gradients_of_torch_func() -> None:
     model, x = make(ModelRecipe(hidden=6, embedding=4, weight_norm=True)), torch.randint(9, (2, 5))
 

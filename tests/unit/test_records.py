@@ -37,6 +37,10 @@ def test_fasta(tmp_path: Path) -> None:
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", b"first\r\n\n  \nfourth \xff")
     assert list(read(path)) == [Record("1", b"first"), Record("4", b"fourth \xff")]
+    assert list(read(write(tmp_path / "bom.txt", "\ufeffone\n\ufefftwo"))) == [
+        Record("1", b"one"),
+        Record("2", "\ufefftwo".encode()),
+    ]
     assert list(read(path, kind="whole")) == [Record("t.txt", b"first\r\n\n  \nfourth \xff")]
     path = write(tmp_path / "u.txt", b"one\n\n")
     assert list(read(path, kind="whole")) == [Record("u.txt", b"one\n")]

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from mulstm.nn.initial import initialise_layer
 from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Weights, project, time_first
-from mulstm.ops import State
+from mulstm.ops import State, modes
 from mulstm.recipe import InitRecipe
 
 Hidden = tuple[Tensor, Tensor]  # (h, c)
@@ -54,7 +54,7 @@ class _Base(Keeping):
                 f"The input's last dimension is {x.shape[-1]}, and input_size is {self.input_size}. "
                 "Give vectors of that size."
             )
-        if torch.is_autocast_enabled(x.device.type):
+        if modes.autocasts(x.device):
             return torch.get_autocast_dtype(x.device.type)
         dtype = self.stack[0].b_z.dtype
         if x.dtype != dtype:
@@ -67,7 +67,7 @@ class _Base(Keeping):
         for name, v in zip(("h_0", "c_0"), hx, strict=True):
             if v.shape != shape:
                 raise ValueError(f"{name} has shape {tuple(v.shape)}. Give {shape}.")
-            if v.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            if v.dtype != x.dtype and not modes.autocasts(x.device):
                 if name == "c_0" and v.dtype == torch.promote_types(x.dtype, torch.float32):
                     continue  # as c_n is
                 raise ValueError(f"{name} is {v.dtype} and the input {x.dtype}. Cast one of the two.")

@@ -16,7 +16,7 @@ from mulstm.nn import packed
 from mulstm.nn.initial import initialise
 from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Tables, Weights, look_up, project, tables, time_first
-from mulstm.ops import State
+from mulstm.ops import State, modes
 from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -28,7 +28,7 @@ def _precise(method: F) -> F:
 
     @functools.wraps(method)
     def run(self: LanguageModel, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_autocast_enabled(x.device.type):
+        if not modes.autocasts(x.device):
             return method(self, x, *args, **kwargs)
         with torch.autocast(x.device.type, enabled=False):
             return method(self, x, *args, **kwargs)

@@ -59,9 +59,8 @@ def recurrence(
     unit: str = "standard",
 ) -> tuple[Tensor, State]:
     """All h of a chunk, (T, B, H), and the state after it."""
-    kind = zx.device.type
-    if torch.is_autocast_enabled(kind):  # the caller has chosen the types; nothing in here is to be cast
-        with torch.autocast(kind, enabled=False):
+    if modes.autocasts(zx.device):  # the caller has chosen the types; nothing in here is to be cast
+        with torch.autocast(zx.device.type, enabled=False):
             return recurrence(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
     x = Inputs(mx, zx, W_mh, W_zm, state.h, state.c, mask, px, b_h, unit)
     if torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in x):

@@ -26,6 +26,11 @@ def objection() -> str | None:
     return None
 
 
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on where a tensor is; of a tensor without data it cannot be asked."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def no_second_derivative(ctx: Any, *gradients: Any) -> NoReturn:
     """The derivative of a backward that is written out."""
     raise BackendError(
