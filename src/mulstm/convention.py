@@ -157,6 +157,11 @@ ALPHABETS: dict[str, Callable[[], Alphabet]] = {
 }
 
 
+def name_of(alphabet: Alphabet) -> str:
+    """What a recipe calls it: "corpus" where it is the bytes of some text."""
+    return next((name for name, make in ALPHABETS.items() if make() == alphabet), "corpus")
+
+
 def _text(raw: bytes, change: Any) -> bytes:
     """Bytes that are not UTF-8 pass through unchanged."""
     result: str = change(raw.decode("utf-8", errors="surrogateescape"))

@@ -17,7 +17,7 @@ import torch
 from mulstm import checkpoint, console, data, ops, parallel, record_corpus, resume, runs
 from mulstm import recipe as recipes
 from mulstm import update as updates
-from mulstm.convention import ALPHABETS
+from mulstm.convention import name_of
 from mulstm.data.corpus import Corpus
 from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError, RunError
@@ -235,8 +235,7 @@ def _in_symbols_of_start(
     else:
         return corpus
     alphabet = checkpoint.load(start).alphabet
-    is_named = any(make() == alphabet for make in ALPHABETS.values())
-    return corpus if is_named else corpus.in_alphabet(alphabet)
+    return corpus.in_alphabet(alphabet) if name_of(alphabet) == "corpus" else corpus
 
 
 def lanes(recipe: Recipe, corpus: Corpus, epoch: int) -> Lanes | RecordLanes:
@@ -311,11 +310,10 @@ def _update(
     else:
         start = checkpoint.load(start_from)
         if start.alphabet != corpus.alphabet:
-            own = next((name for name, made in ALPHABETS.items() if made() == start.alphabet), "corpus")
             raise CheckpointError(
                 f"The checkpoint has an alphabet of {start.alphabet.size} symbols, and the corpus "
                 f"{corpus.name} another one of {corpus.alphabet.size}. "
-                f"Read the text with data.alphabet={own}, or train a model on it alone."
+                f"Read the text with data.alphabet={name_of(start.alphabet)}, or train a model on it alone."
             )
         if start.model.recipe != recipe.model:
             changed = recipes.differences(vars(recipe.model), vars(start.model.recipe))

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from mulstm import recipe, record_corpus, runs
-from mulstm.convention import ALPHABETS
+from mulstm.convention import name_of
 from mulstm.data.known import KNOWN
 from mulstm.errors import CheckpointError, DataError
 from mulstm.recipe import Recipe
@@ -69,7 +69,7 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
         # What is said of the model on the command line stands, and is refused where it does not fit.
         said = [key.partition(".")[2] for key in given if key.startswith("model.")]
         model = replace(start.model.recipe, **{key: getattr(model, key) for key in said})
-        name = next((name for name, make in ALPHABETS.items() if make() == start.alphabet), "corpus")
+        name = name_of(start.alphabet)
         convention = str(start.source.get("convention", ""))
         if name == "corpus" and d.records:
             raise CheckpointError(
