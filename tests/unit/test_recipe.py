@@ -220,6 +220,14 @@ def test_validation_lanes_suit_what_is_read_of_the_part() -> None:
     assert recipe.fit(recipe.load("text", overrides), 10**6, overrides, valid=100).evaluate.lanes == 90
 
 
+@pytest.mark.parametrize(
+    ("length", "warmup"), [("train.updates=30", 3), ("train.epochs=0.5", 15), ("train.updates=5000", 100)]
+)
+def test_the_rate_rises_for_a_tenth_of_a_run_at_most(length: str, warmup: int) -> None:
+    # A million symbols are 312 updates of 32 lanes of 100.
+    assert recipe.fit(recipe.load("text", [length]), 10**6, [length]).optimiser.warmup == warmup
+
+
 def test_what_the_user_says_is_not_fitted() -> None:
     overrides = ["train.lanes = 64", "train.epochs=3", "optimiser.warmup=7"]
     start = recipe.load("text", overrides)

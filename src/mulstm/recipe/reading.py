@@ -41,20 +41,23 @@ def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: i
     """The recipe made to suit a training text of so many symbols; what `overrides` name stays.
 
     Where the text is short, fewer lanes, then shorter chunks (a lane holds at least eight, so that carried
-    state means something), and more epochs; where it is long, no more updates than a day will do. A
-    validation part of `valid` symbols, where there is one, is read in no more lanes than it can fill.
+    state means something), and more epochs; where it is long, no more updates than a day will do. The rate
+    rises for a tenth of the run at most. A validation part of `valid` symbols, where there is one, is read
+    in no more lanes than it can fill.
     """
     given = overridden(overrides)
-    train, warmup = recipe.train, recipe.optimiser.warmup
+    train = recipe.train
     if not given & {"train.lanes", "train.chunk"}:
         chunk = max(1, min(train.chunk, symbols // 8))
         train = replace(train, chunk=chunk, lanes=max(1, min(train.lanes, symbols // (8 * chunk))))
+    epoch = max(1, symbols // (train.lanes * train.chunk))
     if not given & {"train.epochs", "train.updates"}:
-        epoch = max(1, symbols // (train.lanes * train.chunk))
         epochs = min(max(train.epochs, FEWEST_UPDATES / epoch), 4 * train.epochs, MOST_UPDATES / epoch)
         train = replace(train, epochs=epochs)
-        warmup = min(warmup, int(epochs * epoch) // 10)
-    optimiser = recipe.optimiser if "optimiser.warmup" in given else replace(recipe.optimiser, warmup=warmup)
+    optimiser = recipe.optimiser
+    if "optimiser.warmup" not in given:
+        updates = train.updates or int(train.epochs * epoch)
+        optimiser = replace(optimiser, warmup=min(optimiser.warmup, updates // 10))
     evaluate = recipe.evaluate
     if valid and "evaluate.lanes" not in given:
         read = min(valid, evaluate.symbols or valid)
