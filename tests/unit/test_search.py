@@ -108,6 +108,7 @@ def test_one_that_diverges_comes_last(tiny: Tiny, tmp_path: Path, monkeypatch: p
     assert found[0]["valid_bits_per_char"] is None
     assert found[0]["stopped"] == "The loss is no longer a number at update 3"
     assert [row[1] for row in trials.rows(found)][1] == "diverged"
+    assert trials.rows(found[:1])[0][0] == "optimiser.rate=1"  # nothing differs, and yet it was changed
 
 
 def test_a_signal_ends_it_and_the_same_command_goes_on(

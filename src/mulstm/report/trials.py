@@ -45,12 +45,17 @@ def best_first(trials: Sequence[Result]) -> list[Result]:
     return sorted(trials, key=place)
 
 
+def _alone(line: Result) -> str:
+    """What a trial that has no other to differ from was made with."""
+    return " ".join(line.get("set") or ["as it is"])
+
+
 def rows(trials: Sequence[Result]) -> list[list[str]]:
     """Under HEADERS, best first; of the settings those that are not the same in all trials."""
     varied = _varied([line["settings"] for line in trials])
     return [
         [
-            " ".join(f"{key}={line['settings'].get(key)}" for key in varied) or "as it is",
+            " ".join(f"{key}={line['settings'].get(key)}" for key in varied) or _alone(line),
             "diverged" if line["valid_bits_per_char"] is None else _bits(line["valid_bits_per_char"]),
             _bits(line["train_bits_per_char"]),
             f"{line['parameters']:,}",
