@@ -177,7 +177,8 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
         # Where a comma separates decimals, programs separate columns by a semicolon.
         signs = "\t" if ".tsv" in Path(path.lower()).suffixes else ",;\t"
         delimiter = next((sign for sign in signs if sign in first), signs[0])
-        rows = csv.reader(chain([first] if first else [], text), delimiter=delimiter)
+        # Strict: a quote that is never closed would make one field of all the rows after it.
+        rows = csv.reader(chain([first] if first else [], text), delimiter=delimiter, strict=True)
         try:
             header = next(rows, None)
             if header is None:

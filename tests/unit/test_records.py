@@ -119,6 +119,8 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.csv", "text,b\n1,2\n", {"column": "c"}, 'no column "c" among text, b'),
         ("t.csv", "text,b\n1,2\n3\n", {}, "row 2: 1 fields, but the header has 2"),
         ("t.csv", "text,b,text\n1,2,3\n", {}, "two columns are called text"),
+        ("t.csv", 'b,text\n1,"two\n3,four\n', {}, "line 3: unexpected end of data"),
+        ("t.csv", 'b,text\n1,"two"x\n', {}, "line 2: ',' expected after '\"'"),
         ("t.csv", "text,b\n1,2\n".encode("utf-16"), {}, "is written in UTF-16. Save it as UTF-8"),
         ("t.txt", "a\n", {"column": "c"}, "read as lines, which has no columns"),
         ("t.txt", "a\n", {"label_column": "y"}, "read as lines, which has no columns. Give CSV or JSONL"),
