@@ -103,7 +103,7 @@ class Update:
         norm = optim.clip_and_step(self.optimiser, self.parameters, self.recipe.optimiser.clip)
         with torch.no_grad():
             if train.refresh:
-                _, after = self.model(x, before, masks, first)
+                _, after = self.model.hidden(x, before, masks, first)
             for kept, new in zip(self.state, after, strict=True):
                 kept.h.copy_(new.h)
                 kept.c.copy_(new.c)
