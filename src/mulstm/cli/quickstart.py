@@ -48,6 +48,7 @@ def command(
     console.result(f"run folder: {folder}")
     console.result(f"learning curve: {', '.join(str(path) for path in figures)}")
     console.result(f'more text: mulstm sample {folder} --prompt "class "')
+    console.result(f"a page to type into: mulstm demo {folder}")
 
 
 def packed(data: bytes) -> dict[str, float]:
