@@ -17,6 +17,7 @@ from codec_models import integer, mixed, parent
 from codec_oracle import Lane
 from codec_oracle import Learner as TheirLearner
 from codec_oracle import Matcher as TheirMatcher
+from mulstm import checkpoint
 from mulstm.codec import block, kernels, products
 from mulstm.codec import integer as files
 from mulstm.codec.fold import lengths, outer_sum
@@ -292,10 +293,16 @@ def test_a_model_file_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_file_of_other_things_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m"
-    files.save(path, replace(integer(), layers=()))
-    assert files.is_one(path)
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        files.load(path)
+    files.save(path, integer())
+    tensors, meta = checkpoint.read_tensors(path, files.KIND)
+    for write in (
+        lambda: checkpoint.write_tensors(path, tensors, {**meta, "more": [1]}),
+        lambda: files.save(path, replace(integer(), layers=())),
+    ):
+        write()
+        assert files.is_one(path)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            files.load(path)
     text = json.dumps({"__metadata__": {"mulstm": "[" * 100_000}}).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     assert not files.is_one(path)
