@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -142,6 +142,16 @@ def draw(weights: npt.NDArray[np.float64], die: np.random.Generator) -> int:
     cumulative = weights.cumsum()
     place = int(np.searchsorted(cumulative, die.random() * cumulative[-1], side="right"))
     return min(place, int(np.flatnonzero(weights)[-1]))
+
+
+def as_text(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The text of one stream, as it is drawn."""
+    stream = Utf8Stream()
+    for piece in pieces:
+        if settled := stream.feed(piece):
+            yield settled
+    if rest := stream.close():
+        yield rest
 
 
 class Utf8Stream:

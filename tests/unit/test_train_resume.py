@@ -18,6 +18,7 @@ from made import TINY, made_text, text_recipe
 from made_runs import RICH, Tiny, at_update, run, same, steady, weights
 from mulstm import checkpoint, data, job, parallel, runs, train
 from mulstm.errors import CheckpointError, DataError, RunError
+from mulstm.recipe import Recipe
 
 
 def test_nothing_is_left_to_do(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,20 +153,26 @@ def test_a_run_that_goes_on_has_no_record_of_before(
     assert not (cut / "metrics.json").exists()
 
 
+def killed(patcher: pytest.MonkeyPatch, update: int, recipe: Recipe, root: Path, start_from: Path) -> Path:
+    """The folder of a run that dies at this update."""
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with patcher.context() as patch:
+        at_update(patch, update, die)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, root, start_from=start_from)
+    (folder,) = runs.newest_first("text", root=root)
+    return folder
+
+
 def test_a_run_killed_at_once_goes_on_from_the_model_it_started_from(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, first = run(tiny(), tmp_path / "first")
     start, slow = first / "last.safetensors", tiny("train.updates=2", "optimiser.rate=1e-12")
-
-    def die() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        at_update(patch, 1, die)
-        with pytest.raises(KeyboardInterrupt):
-            run(slow, tmp_path, start_from=start)
-    (folder,) = runs.newest_first("text", root=tmp_path)
+    folder = killed(monkeypatch, 1, slow, tmp_path, start)
     _, resumed = run(slow, tmp_path, resume_from=str(folder))
     assert torch.allclose(weights(first)["W_out"], weights(resumed)["W_out"], atol=1e-6)
     source = checkpoint.load(resumed).meta["source"]
@@ -181,15 +188,7 @@ def test_a_start_with_bytes_of_its_own_goes_on_with_any_text_of_them(
     fewer.write_bytes(start.alphabet.symbols[5:8] * 600)
     strange.write_bytes(fewer.read_bytes() + b"\x00")
     more = tiny("data.alphabet=corpus", f"data.corpus={fewer}", "train.updates=4")
-
-    def die() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        at_update(patch, 2, die)
-        with pytest.raises(KeyboardInterrupt):
-            run(more, tmp_path, start_from=first)
-    (folder,) = runs.newest_first("text", root=tmp_path)
+    folder = killed(monkeypatch, 2, more, tmp_path, first)
     _, resumed = run(more, tmp_path, resume_from=str(folder))
     assert checkpoint.load(resumed).alphabet == start.alphabet
     with pytest.raises(DataError, match=r"0x00 at offset 1,800 is not in the alphabet"):

@@ -15,11 +15,10 @@ def shown(text: str) -> str:
 
 def write_drawn(prompt: str, pieces: Iterator[list[bytes]]) -> None:
     """A prompt and what one stream draws after it, as it is drawn."""
-    from mulstm.sample import Utf8Stream
+    from mulstm.sample import as_text
 
-    stream = Utf8Stream()
     sys.stdout.write(shown(prompt))
-    for (piece,) in pieces:
-        sys.stdout.write(shown(stream.feed(piece)))
+    for text in as_text(piece for (piece,) in pieces):
+        sys.stdout.write(shown(text))
         sys.stdout.flush()
-    console.result(shown(stream.close()))
+    console.result("")

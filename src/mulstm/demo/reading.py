@@ -17,8 +17,8 @@ from mulstm.errors import DataError
 from mulstm.heat import Scale, characters, visible
 from mulstm.ops.reference import State
 from mulstm.predict import Predictor
-from mulstm.sample import Sampling, Utf8Stream, opening, sample
-from mulstm.scoring import symbol_name
+from mulstm.sample import Sampling, as_text, opening, sample
+from mulstm.scoring import likeliest, symbol_name
 from mulstm.scoring.page import HIGHEST, HIGHEST_RESIDUE
 from mulstm.units import bits
 
@@ -89,7 +89,7 @@ class Reader:
             "bits": float(losses.sum()),
             "symbols": own.size,
             "characters": list(self._characters(own, losses, values, scale, expected)),
-            "next": self._likeliest(log_p[-1:], NEXT)[0],
+            "next": likeliest(log_p[-1:].exp(), self.names, NEXT)[0],
             "scale": {"low": scale.low, "high": scale.high, "name": scale.unit, "both": scale.diverging},
         }
 
@@ -103,19 +103,15 @@ class Reader:
             last = self.logits.read(symbols)[-1]
             self.predictor.go_on_from(last[None], self.logits.states[-1])
             drawn = sample(self.predictor.model, self.convention.alphabet, b"", how, predictor=self.predictor)
-        return self._pieces(drawn, turn)
+        return as_text(self._pieces(drawn, turn))
 
-    def _pieces(self, drawn: Iterator[list[bytes]], turn: int) -> Iterator[str]:
-        stream = Utf8Stream()
+    def _pieces(self, drawn: Iterator[list[bytes]], turn: int) -> Iterator[bytes]:
         while True:
             with self.lock:
                 pieces = next(drawn, None) if turn == self.turn else None
             if pieces is None:
-                break
-            if piece := stream.feed(pieces[0]):
-                yield piece
-        if rest := stream.close():
-            yield rest
+                return
+            yield pieces[0]
 
     def _symbols(self, text: str) -> tuple[Symbols, Symbols]:
         """What stands before a text, and its own symbols."""
@@ -148,7 +144,7 @@ class Reader:
     ) -> Iterator[dict[str, Any]]:
         """A character of several bytes costs what they cost together; the guesses are those of its first."""
         text, place = self.convention.alphabet.decode(own), 0
-        guesses = self._likeliest(expected, GUESSES)
+        guesses = likeliest(expected.exp(), self.names, GUESSES)
         pairs = zip(characters(text, losses), characters(text, values, scale.adds), strict=True)
         for (character, cost), (_, value) in pairs:
             yield {
@@ -159,9 +155,3 @@ class Reader:
                 "guesses": guesses[place],
             }
             place += len(character.encode())
-
-    def _likeliest(self, log_p: Tensor, count: int) -> list[list[tuple[str, float]]]:
-        """For each row the likeliest symbols and their probabilities."""
-        top = log_p.exp().topk(min(count, log_p.shape[1]), dim=1)
-        rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        return [[(self.names[symbol], p) for symbol, p in zip(*row, strict=True)] for row in rows]

@@ -149,6 +149,7 @@ def _unordered(
     reading: dict[int, _Open] = {}
     targets: dict[int, Symbols] = {}
     never = impossible(model)
+    names = [symbol_name(convention, k) for k in range(convention.alphabet.size)] if following else []
 
     def read() -> Iterator[Symbols]:
         for index, record in enumerate(records):
@@ -177,7 +178,7 @@ def _unordered(
                     done.nats,
                     convention.name == "protein",
                     np.concatenate(done.losses) if losses else None,
-                    _likeliest(logits[lane, -1], convention, following),
+                    likeliest(torch.softmax(logits[lane, -1:].double(), dim=-1), names, following)[0],
                 ),
             )
 
@@ -192,12 +193,11 @@ def _require_possible(y: Symbols, never: Sequence[int], convention: Convention, 
         )
 
 
-def _likeliest(logits: Tensor, convention: Convention, count: int) -> list[tuple[str, float]]:
-    if not count:
-        return []
-    top = torch.softmax(logits.double(), dim=-1).topk(min(count, logits.shape[0]))
-    named = [symbol_name(convention, int(symbol)) for symbol in top.indices]
-    return list(zip(named, top.values.tolist(), strict=True))
+def likeliest(p: Tensor, names: Sequence[str], count: int) -> list[list[tuple[str, float]]]:
+    """For each row of probabilities, (n, N), its likeliest symbols."""
+    top = p.topk(min(count, p.shape[1]), dim=1)
+    rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [[(names[symbol], share) for symbol, share in zip(*row, strict=True)] for row in rows]
 
 
 def symbol_name(convention: Convention, symbol: int) -> str:
