@@ -293,9 +293,12 @@ def test_faults(tmp_path: Path) -> None:
         record_corpus.load(DataRecipe(corpus=str(tmp_path / "no.fasta"), records="fasta"))
     with pytest.raises(DataError, match=r"Of 3 records \(1 different\) none is left to train on"):
         record_corpus.load(fasta(tmp_path / "same.fasta", ["MK"] * 3))
+    kept = tmp_path / "cache" / "mulstm" / "records"
+    before = sorted(kept.iterdir())
+    assert len(before) == 2
     with pytest.raises(DataError, match="Record p1 has '1' at position 2"):
         record_corpus.load(fasta(tmp_path / "bad.fasta", ["MK", "M1"]))
-    assert not list((tmp_path / "cache" / "mulstm" / "records").glob("*bad*"))
+    assert sorted(kept.iterdir()) == before
     for changed in (
         {"records": "fasta", "alphabet": "corpus"},
         {"alphabet": "protein"},
