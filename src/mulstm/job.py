@@ -17,6 +17,7 @@ import torch
 from mulstm import checkpoint, console, data, ops, parallel, record_corpus, resume, runs
 from mulstm import recipe as recipes
 from mulstm import update as updates
+from mulstm.checkpoint import Checkpoint
 from mulstm.convention import name_of
 from mulstm.data.corpus import Corpus
 from mulstm.data.lanes import Lanes
@@ -97,9 +98,10 @@ def build(
             f"Set train.lanes to a multiple of {share.count}."
         )
     corpus = load_corpus(recipe, share, data_dir) if corpus is None else corpus
-    corpus = _in_symbols_of_start(corpus, recipe, path, start_from)
+    start = None if start_from is None else checkpoint.load(start_from)
+    corpus = _in_symbols_of_start(corpus, recipe, path, start)
     chunks = lanes(recipe, corpus, 0)
-    update = _update(recipe, share, corpus, start_from)
+    update = _update(recipe, share, corpus, start)
     run: runs.Run | None = None
 
     def take() -> None:
@@ -120,7 +122,7 @@ def build(
         epoch=len(chunks),
         total=recipe.train.updates or max(1, round(recipe.train.epochs * len(chunks))),
         facts=corpus_facts(corpus),
-        source=_source(recipe, start_from, folder),
+        source=_source(recipe, start, folder),
         hardware=hardware(share.device),
         backend=backend_of(update.model, recipe.train.lanes // share.count),
     )
@@ -220,7 +222,7 @@ def load_corpus(recipe: Recipe, share: parallel.Share, data_dir: str | Path | No
 
 
 def _in_symbols_of_start(
-    corpus: Corpus, recipe: Recipe, path: Path | None, start_from: str | Path | None
+    corpus: Corpus, recipe: Recipe, path: Path | None, start: Checkpoint | None
 ) -> Corpus:
     """A text read with the bytes of the model that the run starts from, where that has bytes of its own.
 
@@ -228,13 +230,11 @@ def _in_symbols_of_start(
     """
     if recipe.data.alphabet != "corpus":
         return corpus
-    if start_from is not None:
-        start = checkpoint.find(start_from)
-    elif path is not None and _tuned_from(path):
-        start = path / "last.safetensors"
-    else:
+    if start is None and path is not None and _tuned_from(path):
+        start = checkpoint.load(path / "last.safetensors")
+    if start is None:
         return corpus
-    alphabet = checkpoint.load(start).alphabet
+    alphabet = start.alphabet
     return corpus.in_alphabet(alphabet) if name_of(alphabet) == "corpus" else corpus
 
 
@@ -302,13 +302,12 @@ def board(folder: Path) -> Any:
 
 
 def _update(
-    recipe: Recipe, share: parallel.Share, corpus: Corpus, start_from: str | Path | None
+    recipe: Recipe, share: parallel.Share, corpus: Corpus, start: Checkpoint | None
 ) -> updates.Update:
     model = LanguageModel(recipe.model, corpus.alphabet.size, init=None)
-    if start_from is None:
+    if start is None:
         model.initialise(recipe.init, torch.Generator().manual_seed(recipe.train.seed))
     else:
-        start = checkpoint.load(start_from)
         if start.alphabet != corpus.alphabet:
             raise CheckpointError(
                 f"The checkpoint has an alphabet of {start.alphabet.size} symbols, and the corpus "
@@ -318,7 +317,7 @@ def _update(
         if start.model.recipe != recipe.model:
             changed = recipes.differences(vars(recipe.model), vars(start.model.recipe))
             raise CheckpointError(
-                f"The model in {start_from} is another one than the recipe's ({'; '.join(changed)}). "
+                f"The model to start from is another one than the recipe's ({'; '.join(changed)}). "
                 "Give the recipe it was trained with, or leave --from out."
             )
         _require_predictable(start.model, corpus)
@@ -344,14 +343,13 @@ def _require_predictable(model: LanguageModel, corpus: Corpus) -> None:
             )
 
 
-def _source(recipe: Recipe, start_from: str | Path | None, folder: Path) -> dict[str, Any]:
+def _source(recipe: Recipe, start: Checkpoint | None, folder: Path) -> dict[str, Any]:
     """What the checkpoints of a run say of their origin: all that was known of the model it starts from."""
     saved = _saved_source(folder)
     if saved is not None:
         return saved
     found: dict[str, Any] = {}
-    if start_from is not None:
-        start = checkpoint.load(start_from)
+    if start is not None:
         found = {**start.source, "tuned_from": start.meta["fingerprint"]}
     return found | ({"convention": recipe.data.convention} if recipe.data.convention else {})
 

@@ -147,6 +147,19 @@ def test_published_dynamic_figures_stand_beside_their_own_row_only(results: Path
     assert "hutter/mlstm, seed 1" not in page
 
 
+def test_the_front_page_has_dynamic_evaluation_of_the_last_rows(results: Path) -> None:
+    add(results, "hutter/mlstm-emb-wn-vd-large-fast", 1.22, dynamic_test_bits_per_char=1.09)
+    add(results, "hutter/mlstm-emb-wn-vd-large-fast", 1.23, seed=2)
+    add(results, "hutter/mlstm-fast", 1.38, dynamic_test_bits_per_char=1.2)
+    add(results, "text8/mlstm-emb-wn-vd-large-fast", 1.26)
+    add(results, "wikitext2/mlstm-emb-wn-vd-large-fast", 1.24, dynamic_test_word_perplexity=70.04)
+    page = tables.readme(records.read(results))
+    name = "large mLSTM +emb +WN +VD, dynamic evaluation"
+    assert cells(page, f"Hutter Prize (enwik8): {name}")[1:4] == ["1.08, published later", "–", "1.090"]
+    assert cells(page, "WikiText-2: byte mLSTM +emb +WN +VD, dynamic evaluation")[1:4] == ["–", "–", "70.0"]
+    assert page.count("dynamic evaluation") == 2
+
+
 def test_ptb_states_its_symbols(results: Path) -> None:
     add(results, "ptb/mlstm-fast", 1.2, test_symbols=442_423)
     assert "Test symbols: 442,423." in markdown(results)

@@ -51,7 +51,7 @@ def markdown(records: Sequence[Record], surprise: Surprise | None) -> str:
 
 
 def readme(records: Sequence[Record]) -> str:
-    """The short table for the front page: the paper's own rows only."""
+    """The short table for the front page: the paper's own rows, and each last one by dynamic evaluation."""
     body = []
     for table in TABLES:
         for line in table.lines:
@@ -61,6 +61,14 @@ def readme(records: Sequence[Record]) -> str:
                 body.append(
                     [name, cells["paper"], cells["ours faithful"], cells["ours fast"], cells["minutes"]]
                 )
+        words = table.name == "wikitext2"
+        key = "dynamic_test_word_perplexity" if words else "dynamic_test_bits_per_char"
+        last = of_row(records, table.name, table.lines[-1].row, "fast")
+        score = mean([r for r in last if r.get(key) is not None], key)
+        if score is not None:
+            published = f"{table.dynamic:.2f}, published later" if table.dynamic else NOTHING
+            shown = console.decimal(score, 1 if words else 3)
+            body.append([f"{name}, dynamic evaluation", published, NOTHING, shown, ""])
     head = (
         "test bits/char (WikiText-2: word perplexity, valid / test)",
         "paper",
