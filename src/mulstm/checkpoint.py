@@ -146,7 +146,7 @@ def find(path: str | os.PathLike[str]) -> Path:
     """
     given = Path(path)
     if given.is_dir():
-        for folder in (given, *runs.newest_first(".", root=given)):
+        for folder in (given, *runs.all_below(given)):
             # The best is there where the recipe has patience; else the last counts.
             for name in ("best.safetensors", "last.safetensors", "model.safetensors"):
                 if (folder / name).is_file():

@@ -169,8 +169,19 @@ def _require_run(path: Path) -> None:
 
 def newest_first(name: str, *, root: Path = ROOT) -> list[Path]:
     """The folders of a recipe's runs."""
-    folders = [p.parent for p in (root / name).glob("*-seed*/recipe.toml")]
-    return sorted(folders, key=lambda p: ((p / "recipe.toml").stat().st_mtime_ns, p.name), reverse=True)
+    return _newest_first(root / name, 0)
+
+
+def all_below(folder: Path) -> list[Path]:
+    """The folders of a recipe's, a table's or of all runs, newest first."""
+    return _newest_first(folder, 3)  # as in hutter/size/mlstm-3m
+
+
+def _newest_first(folder: Path, depth: int) -> list[Path]:
+    found = [
+        p.parent for level in range(depth + 1) for p in folder.glob("*/" * level + "*-seed*/recipe.toml")
+    ]
+    return sorted(found, key=lambda p: ((p / "recipe.toml").stat().st_mtime_ns, p.name), reverse=True)
 
 
 def environment(devices: Sequence[str] = ()) -> dict[str, Any]:

@@ -118,17 +118,22 @@ def test_what_a_fingerprint_is_made_of() -> None:
     assert checkpoint.fingerprint(model, alphabet) == digest.hexdigest()
 
 
-def test_a_folder_of_runs_stands_for_its_newest_with_a_model(model: LanguageModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["text", "hutter/mlstm-fast", "hutter/size/mlstm-3m"])
+def test_a_folder_of_runs_stands_for_its_newest_with_a_model(
+    name: str, model: LanguageModel, tmp_path: Path
+) -> None:
     for age, day in enumerate(("03", "02", "01")):  # the newest has been killed before its first checkpoint
-        folder = tmp_path / "text" / f"2026-01-{day}-seed1"
+        folder = tmp_path / "runs" / name / f"2026-01-{day}-seed1"
         folder.mkdir(parents=True)
         (folder / "recipe.toml").touch()
         os.utime(folder / "recipe.toml", (1e9 - age, 1e9 - age))
         if age:
             checkpoint.save(folder / "last.safetensors", model, ALPHABET)
-    assert checkpoint.find(tmp_path / "text") == tmp_path / "text" / "2026-01-02-seed1" / "last.safetensors"
+    newest = tmp_path / "runs" / name / "2026-01-02-seed1" / "last.safetensors"
+    assert checkpoint.find(tmp_path / "runs" / name) == checkpoint.find(tmp_path / "runs") == newest
+    (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="no checkpoint in the folder"):
-        checkpoint.find(tmp_path)
+        checkpoint.find(tmp_path / "empty")
 
 
 def test_unknown_storage(model: LanguageModel, tmp_path: Path) -> None:
