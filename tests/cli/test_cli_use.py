@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from mulstm.cli._options import FOREIGN
 from mulstm.cli._records import Counter
 from mulstm.cli.train import summary
 from mulstm.data.corpus import Split
+from mulstm.data.known import KNOWN, Protocol
 from mulstm.interop import npz
 from mulstm.interop import unirep as formats
 from mulstm.interop.weights import sha256
@@ -261,3 +263,21 @@ def test_find_units(call: Call, trained: Path, tmp_path: Path) -> None:
     code, out, _ = call("neurons", "find", trained, tmp_path / "t.csv")
     assert code == 0
     assert "separation alone" in out
+
+
+def test_the_same_cost_by_other_counts(
+    call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocols = Protocol("mikolov", "", 0, 0, 9), Protocol("raw", "", 0, 0, 12)
+    monkeypatch.setitem(KNOWN, "ptb", replace(KNOWN["ptb"], protocols=protocols))
+    (tmp_path / "ptb").write_text("x" * 180)
+    given = trained, tmp_path / "ptb", "--split", "test", "-q"
+    found = json.loads(call("evaluate", *given, "--json").out)
+    assert found["by_protocol"]["mikolov"] == {"symbols": 9, "bits_per_char": found["bits_per_char"]}
+    bits = found["by_protocol"]["raw"]["bits_per_char"]
+    assert bits == pytest.approx(found["bits_per_char"] * 9 / 12)
+    told = call("evaluate", *given).out
+    assert told.endswith(f"by the mikolov protocol; the same cost is {bits:.4f} by raw (12 symbols)\n")
+    # A part of a part, or of another text, is counted by none.
+    assert "protocol" not in call("evaluate", *given, "--symbols", 8).out
+    assert "by_protocol" not in json.loads(call("evaluate", *given[:2], "-q", "--json").out)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from mulstm.data import Lanes, corpus, fetch, load, store
-from mulstm.data.known import KNOWN, File, Known
+from mulstm.data.known import KNOWN, File, Known, recounted
 from mulstm.errors import DataError
 
 TEXT = b"made-up text, a hundred bytes of it: " + bytes(range(63))
@@ -389,3 +389,19 @@ def test_counts_of_the_real_files(name: str, protocol: str, alphabet: int) -> No
     # One less than the file in train: nothing stands before a text's first symbol.
     parts = [got.split(s) for s in ("train", "valid", "test")]
     assert tuple((p.symbols_count, p.words) for p in parts) == SYMBOLS_AND_WORDS[name, protocol, alphabet]
+    for part in parts[1:]:
+        counted = recounted(name, part.name, part.symbols_count)
+        assert list(counted.items())[:1] == ([(protocol, part.symbols_count)] if protocol else [])
+
+
+def test_counts_by_all_protocols() -> None:
+    for k, part in enumerate(("valid", "test"), 1):
+        counts = {
+            protocol: rows[k][0] for (name, protocol, _), rows in SYMBOLS_AND_WORDS.items() if name == "ptb"
+        }
+        for protocol, symbols in counts.items():
+            found = recounted("ptb", part, symbols)
+            assert found == counts
+            assert next(iter(found)) == protocol
+    assert recounted("ptb", "test", 442_422) == recounted("ptb", "train", 5_017_482) == {}
+    assert recounted("text8", "test", 5_000_000) == recounted("mine", "test", 442_423) == {}

@@ -18,7 +18,7 @@ def command(as_json: AsJson = False) -> None:
             "bytes": sum(file.size for file in known.files),
             "about": known.about,
             "licence": known.licence,
-            "protocols": dict(known.protocols),
+            "protocols": {protocol.name: protocol.meaning for protocol in known.protocols},
         }
         for known in KNOWN.values()
     ]

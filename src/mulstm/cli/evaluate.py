@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -86,6 +86,7 @@ def command(
     """Measure a model: bits per character, and word perplexity where the corpus has words."""
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._text import is_own, part_of
+    from mulstm.data.known import recounted
     from mulstm.dynamic import Settings, evaluate_dynamic
     from mulstm.evaluate import evaluate
     from mulstm.interop.npz import write_npy
@@ -124,15 +125,20 @@ def command(
         measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)
         found = _watched(total, quiet, measure)
     costs = _word_costs(part, found) if words else None
+    counts = recounted(part.corpus, part.name, found.symbols)
     if as_json:
         result = _facts(model, loaded, part, found, lanes) | (_dynamic.facts(settings) if dynamic else {})
         if words:
             result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
+        if counts:
+            result["by_protocol"] = _by_protocol(found, counts)
         console.result_json(result)
     else:
         console.result(_told(part, found) + (", dynamic" if dynamic else ""))
         if words:
             console.result(_told_of_words(costs))
+        if counts:
+            console.result(_told_of_protocols(found, counts))
     if record is not None:  # last, so that a full disk does not take the figures with it
         add_dynamic(record, _dynamic.for_record(found, settings, loaded))
 
@@ -187,6 +193,19 @@ def _told_of_words(costs: WordCosts | None) -> str:
         each = bits(costs.spaces_nats) / costs.spaces
         line += f", without the {costs.spaces:,} other spaces ({each:.3f} bits each)"
     return line
+
+
+def _by_protocol(found: Evaluation, counts: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """The same cost by each count."""
+    from mulstm.units import bits_per_char
+
+    return {p: {"symbols": n, "bits_per_char": bits_per_char(found.nats, n)} for p, n in counts.items()}
+
+
+def _told_of_protocols(found: Evaluation, counts: Mapping[str, int]) -> str:
+    own, *others = _by_protocol(found, counts).items()
+    told = (f"{by['bits_per_char']:.4f} by {name} ({by['symbols']:,} symbols)" for name, by in others)
+    return f"counted by the {own[0]} protocol; the same cost is {', '.join(told)}"
 
 
 def _watched(total: int, quiet: bool, measure: Callable[..., Evaluation]) -> Evaluation:

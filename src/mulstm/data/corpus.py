@@ -144,7 +144,7 @@ def load(
     else:
         if split:
             raise DataError(f"{known.name} comes in its own three parts. Leave data.split empty.")
-        protocol = protocol or (known.protocols[0][0] if known.protocols else "")
+        protocol = protocol or (known.protocols[0].name if known.protocols else "")
         paths = [store.find(known, file, data_dir) for file in known.files]
         parts = [_under(protocol, path) for path in paths] if known.protocols else paths
         text = Text(parts)
@@ -180,7 +180,7 @@ def fetch(name: str, data_dir: str | Path | None = None) -> list[Path]:
 
 
 def _check_protocol(name: str | Path, known: Known | None, protocol: str) -> None:
-    allowed = [p for p, _ in known.protocols] if known else []
+    allowed = [p.name for p in known.protocols] if known else []
     if protocol and protocol not in allowed:
         remedy = f"Say one of {', '.join(allowed)}." if allowed else "Leave data.protocol empty."
         raise DataError(f'{name} has no protocol "{protocol}". {remedy}')

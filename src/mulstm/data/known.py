@@ -17,6 +17,22 @@ class File:
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """One of the ways in which the symbols of a corpus are counted."""
+
+    name: str
+    about: str
+    train: int
+    valid: int
+    test: int
+
+    @property
+    def meaning(self) -> str:
+        """What it does, with its counts."""
+        return f"{self.about}: {self.train:,} / {self.valid:,} / {self.test:,} symbols"
+
+
+@dataclass(frozen=True)
 class Known:
     """A corpus: one file that is cut, or three that are its train, valid and test parts."""
 
@@ -25,7 +41,7 @@ class Known:
     licence: str
     files: tuple[File, ...]
     has_words: bool = False
-    protocols: tuple[tuple[str, str], ...] = ()  # name and meaning; the first is the default
+    protocols: tuple[Protocol, ...] = ()  # the first is the default
 
 
 _WIKITEXT = (
@@ -113,15 +129,23 @@ _ALL = (
         ),
         has_words=True,
         protocols=(
-            (
-                "mikolov",
-                "outer spaces dropped, one newline a sentence: 5,017,482 / 393,042 / 442,423 symbols",
-            ),
-            ("raw", "the word files byte by byte: 5,101,618 / 399,782 / 449,945 symbols"),
-            ("spaced", "as mikolov with the space before the newline: 5,059,550 / 396,412 / 446,184 symbols"),
-            ("unk", "as mikolov with <unk> one symbol: 4,837,402 / 379,102 / 423,247 symbols"),
+            Protocol("mikolov", "outer spaces dropped, one newline a sentence", 5_017_482, 393_042, 442_423),
+            Protocol("raw", "the word files byte by byte", 5_101_618, 399_782, 449_945),
+            Protocol("spaced", "as mikolov with the space before the newline", 5_059_550, 396_412, 446_184),
+            Protocol("unk", "as mikolov with <unk> one symbol", 4_837_402, 379_102, 423_247),
         ),
     ),
     Known("python", "the running Python's own standard library, sorted by path", "PSF", ()),
 )
 KNOWN = {known.name: known for known in _ALL}
+
+
+def recounted(corpus: str, part: str, symbols: int) -> dict[str, int]:
+    """How many symbols a whole part has by each protocol, the one that counts `symbols` first; else nothing.
+
+    Its cost does not change with the count: outer spaces are certain, and <unk> is as likely as its letters.
+    """
+    protocols = KNOWN[corpus].protocols if corpus in KNOWN and part in ("valid", "test") else ()
+    counts = {protocol.name: int(getattr(protocol, part)) for protocol in protocols}
+    own = [name for name, count in counts.items() if count == symbols]
+    return {own[0]: symbols} | counts if own else {}

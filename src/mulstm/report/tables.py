@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mulstm import console
+from mulstm.data.known import recounted
 from mulstm.recipe import names
 from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
 from mulstm.report.records import UNROUNDED, Record, mean, of_row, spread
@@ -131,9 +132,22 @@ def _notes(table: Table, records: Sequence[Record]) -> list[str]:
         counted = f" Test symbols: {', '.join(f'{n:,}' for n in symbols)}." if symbols else ""
         return [
             "Mikolov's protocol: 50 symbols, outer spaces dropped, one newline a sentence; the paper does "
-            f"not say which it used, nor the model's size.{counted}"
+            f"not say which it used, nor the model's size.{counted}{_recounted(table, records)}"
         ]
     return []
+
+
+def _recounted(table: Table, records: Sequence[Record]) -> str:
+    """What the last line's scores are by the other counts in use."""
+    texts = []
+    for kind in ("faithful", "fast"):
+        runs = of_row(records, table.name, table.lines[-1].row, kind)
+        score = mean(runs, "test_bits_per_char")
+        if score is not None:
+            own, *others = recounted("ptb", "test", runs[0]["test_symbols"]).values() or (0,)
+            told = ", ".join(f"{score * own / n:.3f} on {n:,}" for n in others)
+            texts += [f" The same cost, {kind}: {told} symbols."] if told else []
+    return "".join(texts)
 
 
 def _body(table: Table, records: Sequence[Record]) -> list[list[str]]:
