@@ -146,14 +146,12 @@ def find(path: str | os.PathLike[str]) -> Path:
     """
     given = Path(path)
     if given.is_dir():
-        for folder in (given, *runs.all_below(given)):
-            # The best is there where the recipe has patience; else the last counts.
-            for name in ("best.safetensors", "last.safetensors", "model.safetensors"):
-                if (folder / name).is_file():
-                    return folder / name
-        raise CheckpointError(
-            f"There is no checkpoint in the folder {given}. Train first, or give a .safetensors file."
-        )
+        found = _model_in(given) or next(filter(None, map(_model_in, runs.all_below(given))), None)
+        if found is None:
+            raise CheckpointError(
+                f"There is no checkpoint in the folder {given}. Train first, or give a .safetensors file."
+            )
+        return found
     if given.is_file():
         return given
     known = released()
@@ -163,6 +161,12 @@ def find(path: str | os.PathLike[str]) -> Path:
     raise CheckpointError(
         f"There is no checkpoint at {given}. Give a .safetensors file or the folder of a run{names}."
     )
+
+
+def _model_in(folder: Path) -> Path | None:
+    # The best is there where the recipe has patience; else the last counts.
+    names = ("best.safetensors", "last.safetensors", "model.safetensors")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def released() -> dict[str, Path]:

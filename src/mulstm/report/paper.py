@@ -33,6 +33,21 @@ class Table:
     lines: tuple[Line, ...]
     dynamic: float = 0.0  # published by the same authors for the last line's model; 0: nothing
 
+    @property
+    def is_in_words(self) -> bool:
+        """Whether its scores are word perplexities, not bits/char."""
+        return self.name == "wikitext2"
+
+    @property
+    def measure(self) -> str:
+        """The key of a record that its scores stand under."""
+        return "test_word_perplexity" if self.is_in_words else "test_bits_per_char"
+
+    @property
+    def digits(self) -> int:
+        """After the point of a score."""
+        return 1 if self.is_in_words else 3
+
 
 HUTTER = Table(
     "hutter",

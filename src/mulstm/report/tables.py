@@ -11,7 +11,7 @@ from mulstm import console
 from mulstm.data.known import recounted
 from mulstm.recipe import names
 from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
-from mulstm.report.records import UNROUNDED, Record, mean, of_row, spread
+from mulstm.report.records import DYNAMIC, UNROUNDED, Record, mean, of_row, spread
 
 NOT_RUN = "not run yet"
 NOT_COUNTED = "not counted"
@@ -58,18 +58,9 @@ def readme(records: Sequence[Record]) -> str:
         for line in table.lines:
             if line.row and not line.label.startswith("the same"):
                 cells = _cells(table, line, records)
-                name = f"{table.title.split(',')[0]}: {line.title.removesuffix(', text')}"
-                body.append(
-                    [name, cells["paper"], cells["ours faithful"], cells["ours fast"], cells["minutes"]]
-                )
-        words = table.name == "wikitext2"
-        key = "dynamic_test_word_perplexity" if words else "dynamic_test_bits_per_char"
-        last = of_row(records, table.name, table.lines[-1].row, "fast")
-        score = mean([r for r in last if r.get(key) is not None], key)
-        if score is not None:
-            published = f"{table.dynamic:.2f}, published later" if table.dynamic else NOTHING
-            shown = console.decimal(score, 1 if words else 3)
-            body.append([f"{name}, dynamic evaluation", published, NOTHING, shown, ""])
+                shown = (cells[key] for key in ("paper", "ours faithful", "ours fast", "minutes"))
+                body.append([_name(table, line), *shown])
+        body += _dynamic_row(table, records)
     head = (
         "test bits/char (WikiText-2: word perplexity, valid / test)",
         "paper",
@@ -80,11 +71,27 @@ def readme(records: Sequence[Record]) -> str:
     return grid(head, body)
 
 
+def _name(table: Table, line: Line) -> str:
+    """Of a line that stands among those of other tables."""
+    return f"{table.title.split(',')[0]}: {line.title.removesuffix(', text')}"
+
+
+def _dynamic_row(table: Table, records: Sequence[Record]) -> list[list[str]]:
+    """The last line's model by dynamic evaluation, where that has been run."""
+    key, line = DYNAMIC + table.measure, table.lines[-1]
+    score = mean([r for r in of_row(records, table.name, line.row, "fast") if r.get(key) is not None], key)
+    if score is None:
+        return []
+    published = f"{table.dynamic:.2f}, published later" if table.dynamic else NOTHING
+    shown = console.decimal(score, table.digits)
+    return [[f"{_name(table, line)}, dynamic evaluation", published, NOTHING, shown, ""]]
+
+
 def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
     """One object for each row of the paper: what tables.csv and tables.json hold."""
     rows = []
     for table in TABLES:
-        key = "test_word_perplexity" if table.name == "wikitext2" else "test_bits_per_char"
+        key = table.measure
         for line in table.lines:
             row: dict[str, Any] = {
                 "table": table.name,
@@ -122,7 +129,7 @@ def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def _notes(table: Table, records: Sequence[Record]) -> list[str]:
-    if table.name == "wikitext2":
+    if table.is_in_words:
         return [
             "Perplexity is 2 to the power of bits/byte x bytes/words, with the paper's counts for test "
             "(1,256,449 bytes, 245,569 words) and ours for valid, counted alike (1,121,681 and 217,646)."
@@ -142,11 +149,12 @@ def _recounted(table: Table, records: Sequence[Record]) -> str:
     texts = []
     for kind in ("faithful", "fast"):
         runs = of_row(records, table.name, table.lines[-1].row, kind)
-        score = mean(runs, "test_bits_per_char")
-        if score is not None:
-            own, *others = recounted("ptb", "test", runs[0]["test_symbols"]).values() or (0,)
-            told = ", ".join(f"{score * own / n:.3f} on {n:,}" for n in others)
-            texts += [f" The same cost, {kind}: {told} symbols."] if told else []
+        score = mean(runs, table.measure)
+        counts = recounted(table.name, "test", runs[0]["test_symbols"]) if runs else {}
+        if score is not None and counts:
+            own, *others = counts.values()
+            told = ", ".join(f"{score * own / n:.{table.digits}f} on {n:,}" for n in others)
+            texts.append(f" The same cost, {kind}: {told} symbols.")
     return "".join(texts)
 
 
@@ -161,19 +169,18 @@ def _body(table: Table, records: Sequence[Record]) -> list[list[str]]:
 
 def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str]:
     """The cells of one line, by the heading they stand under."""
-    words = table.name == "wikitext2"
-    paper = f"{line.valid:.1f} / {line.paper:.1f}" if words else f"{line.paper:.2f}"
+    paper = f"{line.valid:.1f} / {line.paper:.1f}" if table.is_in_words else f"{line.paper:.2f}"
     cells = dict.fromkeys(HEAD, "") | {"paper": paper, "parameters": line.parameters}
     if not line.row:
         return cells
     runs = {kind: of_row(records, table.name, line.row, kind) for kind in ("faithful", "fast")}
     for kind, found in runs.items():
-        cells[f"ours {kind}"] = _score(found, words) if found else _absence(table, line, kind, records)
+        cells[f"ours {kind}"] = _score(found, table) if found else _absence(table, line, kind, records)
     best = runs["fast"] or runs["faithful"]
     if best:
-        score = mean(best, "test_word_perplexity" if words else "test_bits_per_char")
+        score = mean(best, table.measure)
         if score is not None:
-            cells["difference"] = _signed(score - line.paper, 1 if words else 3)
+            cells["difference"] = _signed(score - line.paper, table.digits)
         counts = dict.fromkeys(found[0]["parameters"] for found in runs.values() if found)
         cells["parameters"] = " / ".join(f"{count:,}" for count in counts)
         cells["seeds"] = " / ".join(str(len(runs[kind])) if runs[kind] else NOTHING for kind in runs)
@@ -191,14 +198,13 @@ def _absence(table: Table, line: Line, kind: str, records: Sequence[Record]) -> 
     return NOT_COUNTED if any(r["recipe"] == recipe for r in records) else NOT_RUN
 
 
-def _score(runs: Sequence[Record], words: bool) -> str:
-    keys = ("valid_word_perplexity", "test_word_perplexity") if words else ("test_bits_per_char",)
-    digits = 1 if words else 3
+def _score(runs: Sequence[Record], table: Table) -> str:
+    keys = ("valid_word_perplexity", table.measure) if table.is_in_words else (table.measure,)
     texts = []
     for key in keys:
         value, deviation = mean(runs, key), spread(runs, key)
-        text = NOTHING if value is None else console.decimal(value, digits)
-        texts.append(text if deviation is None else f"{text} ± {console.decimal(deviation, digits)}")
+        text = NOTHING if value is None else console.decimal(value, table.digits)
+        texts.append(text if deviation is None else f"{text} ± {console.decimal(deviation, table.digits)}")
     return " / ".join(texts)
 
 
