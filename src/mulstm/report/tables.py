@@ -84,6 +84,8 @@ def _dynamic_row(table: Table, records: Sequence[Record]) -> list[list[str]]:
         return []
     published = f"{table.dynamic:.2f}, published later" if table.dynamic else NOTHING
     shown = console.decimal(score, table.digits)
+    if table.is_in_words:  # whose other rows say valid / test
+        shown = f"{NOTHING} / {shown}"
     return [[f"{_name(table, line)}, dynamic evaluation", published, NOTHING, shown, ""]]
 
 
