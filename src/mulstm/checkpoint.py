@@ -9,13 +9,14 @@ import json
 import operator
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,6 +40,9 @@ SCALE = ".scale"  # int8: name + SCALE holds one factor a row
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "int8": torch.int8}
 # What it raises to read a description that is not as we write them.
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,10 @@ def save(
 def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Checkpoint:
     """The model on `device`, ready to be used; a run folder stands for the model that its record is of."""
     file = find(path)
+    return _undisturbed(file, lambda: _load(file, device))
+
+
+def _load(file: Path, device: str | torch.device) -> Checkpoint:
     meta = read_meta(file)
     if meta.get("kind") == "integer model":
         raise CheckpointError(
@@ -214,6 +222,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file written by `write_tensors` with this kind."""
+    return _undisturbed(path, lambda: _read_tensors(path, kind))
+
+
+def _read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     meta = read_meta(path)
     if meta.get("kind") != kind:
         raise CheckpointError(
@@ -226,10 +238,29 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
     return tensors, meta
 
 
+def _undisturbed(path: Path, read: Callable[[], Read]) -> Read:
+    """What `read` finds; a file that a run replaces meanwhile is read again, and only then called damaged."""
+    while True:
+        before = _stamp(path)
+        try:
+            return read()
+        except CheckpointError:
+            if _stamp(path) == before:
+                raise
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
 def _load_file(path: Path) -> dict[str, Tensor]:
     try:
-        tensors: dict[str, Tensor] = load_file(path)
-        return tensors
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:  # load_file takes no such names
+            return dict(load_bytes(path.read_bytes()))
+        return dict(load_file(path))
     except (SafetensorError, *UNREADABLE) as fault:
         raise CheckpointError(
             f"The list of weights in {path} is damaged ({fault}). Take another copy, or train again."

@@ -22,9 +22,10 @@ from mulstm.checkpoint import FORMAT, fingerprint, read_tensors, write_tensors
 from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
-from mulstm.errors import CheckpointError, DataError
-from mulstm.evaluate import Evaluation, check_kernels
+from mulstm.errors import CheckpointError, DataError, RunError
+from mulstm.evaluate import Evaluation
 from mulstm.nn.model import LanguageModel
+from mulstm.nn.packed import check_kernels
 from mulstm.ops import State
 from mulstm.record_corpus import RecordSplit
 from mulstm.units import bits_per_char
@@ -77,6 +78,7 @@ def gather_statistics(
         nats = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         for name, g in zip(parameters, torch.autograd.grad(nats, list(parameters.values())), strict=True):
             squares[name].addcmul_(g, g, value=1 / count)
+    check_kernels(device)
     return {name: s.sqrt_() for name, s in squares.items()}
 
 
@@ -98,8 +100,9 @@ def kept_statistics(
             if meta.get("of") == wanted:
                 return tensors
     R = gather_statistics(model, split, **how)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(file, R, {"format": FORMAT, "kind": "statistics", "of": wanted})
+    with contextlib.suppress(OSError, RunError):  # no room to keep them: they are made again next time
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(file, R, {"format": FORMAT, "kind": "statistics", "of": wanted})
     return R
 
 
@@ -116,7 +119,8 @@ class Learner:
         mean = sum(float(r.sum(dtype=torch.float64)) for r in R) / sum(r.numel() for r in R)
         rate = settings.rate_of(self.model)
         self.step = [rate / (r + settings.epsilon) for r in R]
-        self.pull = [(settings.pull / mean * r).clamp_(max=1.0) for r in R]
+        # A text of one symbol has no gradients, and nothing to be pulled back.
+        self.pull = [(settings.pull / (mean or 1.0) * r).clamp_(max=1.0) for r in R]
         self.state = self.model.zero_state(1)
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:

@@ -67,9 +67,11 @@ class Job:
     def is_validation_due(self) -> bool:
         """Whether the update just made is followed by a validation that has not been made yet."""
         n = self.progress.update
-        if n == self.progress.validated or self.corpus.split("valid").symbols_count == 0:
+        every = self.recipe.evaluate.every or max(1, self.total // 10)
+        if n == self.progress.validated or (n != self.total and n % every):
             return False
-        return n == self.total or n % (self.recipe.evaluate.every or max(1, self.total // 10)) == 0
+        # Asked last: records are counted one by one.
+        return self.corpus.split("valid").symbols_count > 0
 
     @property
     def is_log_due(self) -> bool:
@@ -190,7 +192,7 @@ def finished(path: Path) -> dict[str, Any] | None:
     A run whose time was over goes on.
     """
     try:
-        record = json.loads((path / "metrics.json").read_text())
+        record = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     is_whole = isinstance(record, dict) and record.keys() >= {*KEYS, "reason"}

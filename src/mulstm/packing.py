@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mulstm.errors import DataError
 from mulstm.nn.model import LanguageModel
+from mulstm.nn.packed import check_kernels
 from mulstm.ops.reference import State
 
 Symbols = npt.NDArray[np.integer]
@@ -161,3 +162,4 @@ def run(
         first = torch.from_numpy(packed.first).to(device) if packed.first.any() else None
         out, states = call(x, states, first=first)
         yield packed, out, states[-1]
+    check_kernels(device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mulstm.data.alphabet import Alphabet
 from mulstm.nn.model import LanguageModel
+from mulstm.nn.packed import check_kernels
 from mulstm.ops.reference import State
 
 Symbols = npt.NDArray[np.integer] | Tensor
@@ -60,7 +61,9 @@ class Predictor:
         if self._logits is None:
             size = self.alphabet.size
             return torch.full((self.lanes, size), -math.log(size), dtype=torch.float64)
-        return torch.log_softmax(self._logits.to("cpu", torch.float64), dim=-1)
+        logits = self._logits.to("cpu", torch.float64)
+        check_kernels(self.device)
+        return torch.log_softmax(logits, dim=-1)
 
     @torch.inference_mode()
     def feed(self, symbols: Symbols) -> None:

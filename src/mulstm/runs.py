@@ -113,6 +113,21 @@ def _locked(path: Path) -> IO[str] | None:
     return lock
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Waits until no other process that asks so is at work in this folder, and keeps others waiting."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _appendable(path: Path) -> FileIO:
     """The log, open at its end; a last line torn by a crash is cut off first."""
     stream = path.open("ab+", buffering=0)

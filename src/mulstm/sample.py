@@ -109,7 +109,9 @@ def _symbols(predictor: Predictor, how: Sampling, device: Any | None) -> Iterato
     device.start(state.h, state.c, torch.from_numpy(symbols), how.temperature)
     while True:
         thrown = np.stack([die.random(device.steps) for die in dice], axis=1)
-        yield from device.run(torch.from_numpy(thrown)).cpu().numpy()
+        drawn = device.run(torch.from_numpy(thrown)).cpu().numpy()
+        packed.check_kernels(predictor.device)
+        yield from drawn
 
 
 def opening(alphabet: Alphabet) -> bytes:
@@ -125,7 +127,8 @@ def filtered(log_probs: torch.Tensor, how: Sampling) -> npt.NDArray[np.float64]:
     """(streams, N): the weights to draw with, after temperature, top-k and top-p; rows sum to one."""
     if how.temperature == 0:
         return torch.nn.functional.one_hot(log_probs.argmax(dim=-1), log_probs.shape[-1]).double().numpy()
-    probs = torch.softmax(log_probs / how.temperature, dim=-1)
+    # The largest becomes 0 first: divided by next to nothing, all others are -inf and it stays.
+    probs = torch.softmax((log_probs - log_probs.amax(dim=-1, keepdim=True)) / how.temperature, dim=-1)
     if how.top_k:
         values, places = probs.topk(min(how.top_k, probs.shape[-1]), dim=-1)
         probs = torch.zeros_like(probs).scatter(-1, places, values / values.sum(dim=-1, keepdim=True))

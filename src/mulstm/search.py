@@ -118,7 +118,7 @@ def _run(trial: Trial, share: parallel.Share, corpus: Corpus, what: str, *, is_s
         try:
             run_updates(job)
         except DivergedError as error:
-            diverged = str(error).partition(". ")[0]
+            diverged = error.what  # the checkpoint that the remedy may name goes away with the folder
         except RunInterruptedError as stop:
             remedy = "The trials before it are kept; the same command goes on with this one."
             raise RunInterruptedError(f"Interrupted in {what}", remedy, stop.signum) from stop
@@ -164,8 +164,9 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
 
 
 def _append(path: Path, result: Result) -> None:
-    """One line more, whole or not at all."""
+    """One line more, whole or not at all; another search may write into the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    end = "" if before.endswith("\n") or not before else "\n"
-    runs.write_atomic(path, before + end + runs.json_line(result))
+    with runs.alone_in(path.parent):
+        before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        end = "" if before.endswith("\n") or not before else "\n"
+        runs.write_atomic(path, before + end + runs.json_line(result))

@@ -32,6 +32,10 @@ WARM_UP = {"cpu": 1, "cuda": GraphedUpdate.EAGER + 1}
 class DivergedError(RunError):
     """Something that is learnt or measured is no longer a number."""
 
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}{remedy}")
+        self.what = what
+
 
 class RunInterruptedError(RunError):
     """A signal ended the run; its state was saved first."""
@@ -142,7 +146,8 @@ def look(job: Job) -> None:
     job.share.sum([totals])
     nats, norms = (value / job.share.count for value in totals.tolist())
     totals.zero_()
-    if packed.has_failed(totals.device):
+    (failed,) = job.share.largest(float(packed.has_failed(totals.device)))
+    if failed:
         raise RunError(
             f"A kernel of update {progress.update:,} waited in vain for its neighbours on {job.hardware}. "
             "Resume the run with train.backend=fused."
@@ -389,7 +394,7 @@ def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
 def _diverged(job: Job, what: str) -> DivergedError:
     kept = f"; the last good checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
     return DivergedError(
-        f"{what} no longer a number at update {job.progress.update:,}{kept}. "
-        f"Start again with an optimiser.rate below {job.recipe.optimiser.rate:g}, or with optimiser.clip at "
-        "a few times the grad_norm in log.jsonl."
+        f"{what} no longer a number at update {job.progress.update:,}",
+        f"{kept}. Start again with an optimiser.rate below {job.recipe.optimiser.rate:g}, or with "
+        "optimiser.clip at a few times the grad_norm in log.jsonl.",
     )

@@ -74,6 +74,20 @@ def test_texts_that_are_none(call: Call, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_called_like_a_recipe(
+    call: Call, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    text_file.rename(tmp_path / "text" / "made.txt")
+    told(
+        call("train", "text", "--device", "cpu"), 3, "the name of a recipe, and of a file or folder", "./text"
+    )
+    assert not (tmp_path / "runs").exists()
+    given = [*settings(), "--runs-dir", tmp_path / "runs", "--device", "cpu"]
+    assert call("train", "./text", *given).code == 0
+
+
 def test_a_text_shorter_than_a_chunk(call: Call, text_file: Path, tmp_path: Path) -> None:
     given = ["--set", "train.chunk=9000", "--runs-dir", tmp_path / "runs"]
     told(call("train", text_file, *given), 3, "5,399 symbols", "train.chunk=5399")

@@ -17,7 +17,7 @@ from process import Answer, ended, environment, start
 from safetensors.torch import load_file
 
 from made import TINY, settings, text_recipe
-from mulstm import checkpoint, runs, train
+from mulstm import checkpoint, report, runs, train
 
 MASKED = ("dropout.hidden=0.2", "dropout.embedding=0.2", "train.ema=0.9", "train.drop_state=0.1")
 
@@ -280,3 +280,12 @@ def test_an_error_of_several_processes_is_told_once(tmp_path: Path) -> None:
     assert answer.code == 1  # torchrun's own
     assert answer.err.count("error: The train part") == 1
     assert "terminate called" not in answer.err
+
+
+def test_files_are_read_as_utf8_in_any_locale(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "README.md").write_text(f"# A dash: –\n\n{report.BEGIN}\n{report.END}\n", encoding="utf-8")
+    env = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    answer = ended(start("report", "--check", cwd=tmp_path, env=env))
+    assert "Traceback" not in answer.err
+    assert "README.md" in answer.err + answer.out

@@ -281,3 +281,14 @@ def test_the_same_cost_by_other_counts(
     # A part of a part, or of another text, is counted by none.
     assert "protocol" not in call("evaluate", *given, "--symbols", 8).out
     assert "by_protocol" not in json.loads(call("evaluate", *given[:2], "-q", "--json").out)
+
+
+def test_a_page_of_no_records_replaces_nothing(
+    call: Call, proteins: tuple[Path, Path], tmp_path: Path
+) -> None:
+    page = tmp_path / "s.html"
+    page.write_text("an earlier page")
+    (tmp_path / "empty.txt").write_text("")
+    code, _, err = call("score", proteins[0], tmp_path / "empty.txt", "--html", page, "--force")
+    assert (code, "holds no record" in err) == (3, True)
+    assert page.read_text() == "an earlier page"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from pathlib import Path
 
@@ -259,3 +260,34 @@ def test_a_full_disk_leaves_the_old_file(
         checkpoint.save(saved, model, ALPHABET)
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_a_name_that_is_no_utf8(model: LanguageModel, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff"))
+    try:
+        folder.mkdir()
+    except OSError as fault:
+        pytest.skip(f"this file system has no such names ({fault})")
+    checkpoint.save(folder / "model.safetensors", model, ALPHABET)
+    assert torch.equal(checkpoint.load(folder / "model.safetensors").model.W_out, model.W_out)
+
+
+def test_a_model_that_is_saved_again_while_it_is_read(
+    saved: Path, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Description and weights are read one after the other; in between a run may have replaced both."""
+    read, times = checkpoint.read_meta, []
+
+    def interrupted(path: Path) -> dict:
+        meta = read(path)
+        times.append(1)
+        if len(times) == 1:
+            with torch.no_grad():
+                model.W_out += 1
+            checkpoint.save(saved, model, ALPHABET, metrics={"update": 4})
+        return meta
+
+    monkeypatch.setattr(checkpoint, "read_meta", interrupted)
+    found = checkpoint.load(saved)
+    assert (found.meta["metrics"], len(times)) == ({"update": 4}, 2)
+    assert torch.equal(found.model.W_out, model.W_out)

@@ -264,6 +264,12 @@ def test_a_file_is_cut_by_bytes(tmp_path: Path) -> None:
         got.split("test").read(0, 6)
 
 
+def test_endings_in_capitals(tmp_path: Path) -> None:
+    path = tmp_path / "MADE.TXT.GZ"
+    path.write_bytes(packed(".gz", TEXT))
+    assert load(path).text.read(0, 100).tobytes() == TEXT
+
+
 @pytest.mark.parametrize("suffix", [".xz", ".gz", ".bz2", ".zip"])
 def test_a_users_packed_file_is_unpacked(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"made{suffix}"

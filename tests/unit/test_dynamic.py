@@ -86,7 +86,7 @@ def test_divergence_is_told(model, text) -> None:
 
 def test_a_kernel_that_waited_in_vain_measured_nothing(model, text, monkeypatch) -> None:
     R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
-    monkeypatch.setattr("mulstm.evaluate.has_failed", lambda device: True)
+    monkeypatch.setattr("mulstm.nn.packed.has_failed", lambda device: True)
     with pytest.raises(BackendError, match="waited in vain"):
         evaluate_dynamic(model, text.split("test"), R, SETTINGS, symbols=14)
 
@@ -166,3 +166,26 @@ def test_the_rate_goes_by_the_size_of_the_model_unless_given(model) -> None:
     assert Settings().rate_of(large) == 40 / large.parameter_count() < 1e-4
     assert Settings().rate_of(model) == 1e-4
     assert Settings(rate=0.0).rate_of(model) == 0.0
+
+
+def test_statistics_of_a_kernel_that_waited_in_vain_are_not_kept(model, text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("mulstm.nn.packed.has_failed", lambda device: True)
+    with pytest.raises(BackendError, match="waited in vain"):
+        kept_statistics(tmp_path, model, text.alphabet, text.split("train"), lanes=4, segment=7, batches=5)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(model, text, tmp_path) -> None:
+    (tmp_path / "blocked").write_text("a file")
+    how = {"lanes": 4, "segment": 7, "batches": 5}
+    R = kept_statistics(tmp_path / "blocked" / "statistics", model, text.alphabet, text.split("train"), **how)
+    assert R.keys() == dict(model.named_parameters()).keys()
+
+
+def test_a_text_of_one_symbol_teaches_nothing(tmp_path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_bytes(b"a" * 400)
+    text = corpus.load(str(path), split="50-25-25", alphabet="corpus")
+    model = LanguageModel(ModelRecipe(hidden=4), text.alphabet.size)
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    assert evaluate_dynamic(model, text.split("test"), R, SETTINGS).nats == 0

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mulstm.errors import DataError
-from mulstm.packing import pack
+from mulstm.errors import BackendError, DataError
+from mulstm.nn.model import LanguageModel
+from mulstm.packing import pack, run
+from mulstm.recipe import ModelRecipe
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,3 +88,11 @@ def test_no_lanes() -> None:
 def test_an_empty_record_is_a_fault_of_the_caller() -> None:
     with pytest.raises(ValueError, match="record 1 has no symbols"):
         list(pack([np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64)]))
+
+
+def test_what_a_kernel_made_that_waited_in_vain_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LanguageModel(ModelRecipe(hidden=3), 5)
+    list(run(model, model, [np.array([1, 2, 3])]))
+    monkeypatch.setattr("mulstm.nn.packed.has_failed", lambda device: True)
+    with pytest.raises(BackendError, match="waited in vain"):
+        list(run(model, model, [np.array([1, 2, 3])]))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mulstm.data import Alphabet
-from mulstm.errors import DataError
+from mulstm.errors import BackendError, DataError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import CELLS, ModelRecipe
@@ -72,3 +72,11 @@ def test_symbols_that_do_not_fit() -> None:
         Predictor(made(), Alphabet.bytes())
     with pytest.raises(ValueError, match="3 lanes"):
         Predictor(made(), ALPHABET, lanes=3).feed(np.array([1, 2]))
+
+
+def test_what_a_kernel_made_that_waited_in_vain_is_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = Predictor(made(), ALPHABET)
+    predictor.feed_text(b"abba")
+    monkeypatch.setattr("mulstm.nn.packed.has_failed", lambda device: True)
+    with pytest.raises(BackendError, match="waited in vain"):
+        predictor.log_probs()

@@ -156,7 +156,11 @@ def test_the_front_page_has_dynamic_evaluation_of_the_last_rows(results: Path) -
     page = tables.readme(records.read(results))
     name = "large mLSTM +emb +WN +VD, dynamic evaluation"
     assert cells(page, f"Hutter Prize (enwik8): {name}")[1:4] == ["1.08, published later", "–", "1.090"]
-    assert cells(page, "WikiText-2: byte mLSTM +emb +WN +VD, dynamic evaluation")[1:4] == ["–", "–", "– / 70.0"]
+    assert cells(page, "WikiText-2: byte mLSTM +emb +WN +VD, dynamic evaluation")[1:4] == [
+        "–",
+        "–",
+        "– / 70.0",
+    ]
     assert page.count("dynamic evaluation") == 2
 
 

@@ -93,6 +93,7 @@ LOG_PROBS = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.05, 0.1, 0.15, 0.7]], dtype=t
             [[16 / 30, 9 / 30, 4 / 30, 1 / 30], [1 / 210, 4 / 210, 9 / 210, 196 / 210]],
         ),
         (Sampling(temperature=0), [[1, 0, 0, 0], [0, 0, 0, 1]]),
+        (Sampling(temperature=1e-310), [[1, 0, 0, 0], [0, 0, 0, 1]]),
     ],
 )
 def test_filters(how: Sampling, rows: list[list[float]]) -> None:

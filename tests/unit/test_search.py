@@ -8,6 +8,7 @@ import json
 import signal
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,9 @@ def test_one_that_diverges_comes_last(tiny: Tiny, tmp_path: Path, monkeypatch: p
 
     def broken(job: Any) -> None:
         if job.recipe.optimiser.rate == 1:
-            raise train.DivergedError("The loss is no longer a number at update 3. Start again.")
+            raise train.DivergedError(
+                "The loss is no longer a number at update 3", "; it stays in a. b. Start again."
+            )
         run(job)
 
     monkeypatch.setattr(search, "run_updates", broken)
@@ -189,3 +192,17 @@ def test_pages_tell_what_all_trials_share(tiny: Tiny, tmp_path: Path) -> None:
     assert "optimiser.rate=0.5" in shared
     assert "train.seed" not in shared
     assert "| `as it is` | " in page
+
+
+def test_two_searches_into_one_file_lose_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "s.jsonl"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda k: search._append(out, {"n": k}), range(80)))
+    assert sorted(json.loads(line)["n"] for line in out.read_text().splitlines()) == list(range(80))
+
+
+def test_a_name_with_a_line_separator(tiny: Tiny, tmp_path: Path) -> None:
+    out = tmp_path / "s.jsonl"
+    (found,) = search.search([trial(tiny)], out=out)
+    search._append(out, found | {"recipe": "a\u2028b"})
+    assert [line["recipe"] for line in trials.read(out)] == [found["recipe"], "a\u2028b"]

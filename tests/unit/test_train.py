@@ -256,3 +256,37 @@ def test_errors_of_the_first_process_reach_all() -> None:
 def test_every_cell_trains(tiny: Tiny, tmp_path: Path, cell: str) -> None:
     record, _ = run(tiny(f"model.cell={cell}", "train.updates=3", "evaluate.symbols=50"), tmp_path)
     assert record["test_bits_per_char"] < 8.2
+
+
+def test_a_failed_kernel_of_another_process_stops_this_one(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All must stop, or those that go on would wait for the one that does not."""
+    monkeypatch.setattr(parallel.Share, "largest", lambda share, *own: [1.0] * len(own))
+    with pytest.raises(RunError, match="waited in vain for its neighbours"):
+        run(tiny(), tmp_path)
+
+
+def test_validation_records_are_not_counted_between_validations(tiny: Tiny, tmp_path: Path) -> None:
+    asked = []
+
+    class Parts:
+        def split(self, name: str) -> Any:
+            asked.append(name)
+            return type("Part", (), {"symbols_count": 5})
+
+    with ExitStack() as stack:
+        found = job.build(
+            tiny("evaluate.every=4"),
+            parallel.Share(),
+            stack,
+            runs_dir=tmp_path,
+            path=None,
+            data_dir=None,
+            start_from=None,
+        )
+        found.corpus = Parts()  # type: ignore[assignment]
+        found.progress.update = 3
+        assert (found.is_validation_due, asked) == (False, [])
+        found.progress.update = 4
+        assert (found.is_validation_due, asked) == (True, ["valid"])

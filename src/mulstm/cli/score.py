@@ -62,18 +62,16 @@ def command(
         following=following,
     )
     printed = _printed(found, as_json, losses, words)
-    if page is None:
-        whole = total(printed)
-    else:
-        kept: list[Score] = list(printed)
-        whole = total(kept)
+    kept = None if page is None else list(printed)
+    whole = total(printed if kept is None else kept)
+    if not whole["records"]:
+        raise DataError("The input holds no record. Check the file and --as.")
+    if page is not None and kept is not None:
         from mulstm.runs import replacing
 
         with replacing(page) as temporary, temporary.open("w", encoding="utf-8") as out:
             out.writelines(surprise(f"Surprise of {model.name}", kept))
         console.note(f"wrote {page}")
-    if not whole["records"]:
-        raise DataError("The input holds no record. Check the file and --as.")
     if not as_json:
         line = (
             f"{whole['records']:,} record{'s' * (whole['records'] != 1)}, {whole['symbols']:,} symbols: "

@@ -200,7 +200,7 @@ def _under(protocol: str, path: Path) -> Bytes:
 def _users_text(path: Path) -> Text:
     """A file, unpacked into the cache when it is packed; or all of a folder's files, sorted by path.
 
-    Hidden files and folders (.git and the like) and empty files are left out; links are followed.
+    Hidden files and folders (.git and the like) and empty files are left out; links to files are followed.
     """
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
@@ -224,7 +224,7 @@ def is_hidden(relative: Path) -> bool:
 
 
 def _unpacked(path: Path) -> Path:
-    if path.suffix not in store.PACKED:
+    if path.suffix.lower() not in store.PACKED:
         return path
     target = store.cache_folder() / "unpacked" / f"{store.key_of(path)}-{path.stem}"
     if not target.is_file():

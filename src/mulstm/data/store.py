@@ -91,7 +91,7 @@ def verify(path: Path, file: File, remedy: str) -> None:
 def opened(path: Path, member: str) -> Iterator[IO[bytes]]:
     """The unpacked bytes of any file; of archives, those of the member called so, or the only one."""
     with contextlib.ExitStack() as stack:
-        suffix = path.suffix
+        suffix = path.suffix.lower()
         if suffix == ".zip":
             archive = stack.enter_context(zipfile.ZipFile(path))
             inside = [n for n in archive.namelist() if not n.endswith("/")]

@@ -51,7 +51,7 @@ def from_pretrained(
         raise CheckpointError(f"There is no {MODEL} in {place}. Give a folder that save_pretrained wrote.")
     loaded = checkpoint.load(place / MODEL, device)
     try:
-        stated = dict(json.loads((place / CONFIG).read_text()))
+        stated = dict(json.loads((place / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{place / CONFIG} cannot be read ({error}). Save the model again.") from error
     expected = json.loads(json.dumps(_config(loaded)))

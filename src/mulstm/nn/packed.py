@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mulstm.data.pairs import Pairs
+from mulstm.errors import BackendError
 from mulstm.ops import State, blocks, modes, objections
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ def has_failed(device: torch.device) -> bool:
     for module in failed:
         module.forget(device)  # another backend may follow
     return bool(failed)
+
+
+def check_kernels(device: torch.device) -> None:
+    """Raises BackendError if a kernel gave up waiting: what was made since the last call means nothing."""
+    if has_failed(device):
+        raise BackendError(
+            f"A kernel waited in vain for its neighbours on {device}, so that its results mean nothing. "
+            "Try again with the backend fused."
+        )
 
 
 def run(

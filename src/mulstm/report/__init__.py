@@ -43,7 +43,7 @@ def require_folder(results: Path) -> None:
 def page_beside(results: Path) -> Path | None:
     """The README beside the records' folder, where it has a place for their table: another's has none."""
     page = results.parent / "README.md"
-    return page if page.is_file() and BEGIN in page.read_text() else None
+    return page if page.is_file() and BEGIN in page.read_text(encoding="utf-8") else None
 
 
 def _stale_figures(results: Path) -> list[figures.Figure]:
@@ -54,7 +54,7 @@ def _stale_figures(results: Path) -> list[figures.Figure]:
 def _stale_texts(results: Path, readme: Path | None) -> dict[Path, str]:
     """What the files should hold that hold something else, or are missing."""
     texts = _texts(results, readme)
-    return {p: text for p, text in texts.items() if not p.is_file() or p.read_text() != text}
+    return {p: text for p, text in texts.items() if not p.is_file() or p.read_text(encoding="utf-8") != text}
 
 
 def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
@@ -74,7 +74,7 @@ def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
 
 def _between(page: Path, table: str) -> str:
     """The page with the table between its two marks."""
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

@@ -76,7 +76,9 @@ class Figure:
     def fingerprint(self) -> str:
         """Of the data, this file and the paper's numbers: a change of any makes the drawn figure stale."""
         sources = (Path(__file__), Path(paper.__file__))
-        content = json.dumps(self.data, sort_keys=True) + "".join(path.read_text() for path in sources)
+        content = json.dumps(self.data, sort_keys=True) + "".join(
+            path.read_text(encoding="utf-8") for path in sources
+        )
         return "mulstm figure " + hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def is_stale(self, folder: Path) -> bool:

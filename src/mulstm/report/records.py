@@ -125,7 +125,7 @@ def read_one(path: Path) -> Record:
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}). Give the file of a record.") from None
     except (ValueError, RecursionError):
@@ -155,7 +155,7 @@ def place(results: Path, recipe: str, seed: int) -> Path:
 def publish(run: Path, results: Path) -> Path:
     """Puts the record of a finished run, and its thinned log, where `read` finds them."""
     try:
-        values = json.loads((run / "metrics.json").read_text())
+        values = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise RunError(f"{run} has no record yet. Let the run finish: mulstm train --resume {run}.") from None
     path = place(results, values["recipe"], values["seed"])

@@ -23,7 +23,7 @@ HEADERS = ("settings", "valid bits/char", "train", "parameters", "epochs", "upda
 def read(path: Path) -> list[Result]:
     """The trials of a file; none where there is none yet."""
     try:
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError):
