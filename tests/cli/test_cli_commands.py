@@ -282,6 +282,17 @@ def test_corpora(call: Call) -> None:
     assert call("fetch", "python").code == 0
 
 
+def test_info_tells_the_size_of_the_cache(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert json.loads(call("info", "--json").out)["cache"]["megabytes"] == 0
+    (tmp_path / "mulstm" / "unpacked").mkdir(parents=True)
+    (tmp_path / "mulstm" / "unpacked" / "text").write_bytes(bytes(1_200_000))
+    found = json.loads(call("info", "--json").out)["cache"]
+    assert found == {"folder": str(tmp_path / "mulstm"), "megabytes": 1.2}
+
+
 def test_info(call: Call, trained: Path) -> None:
     found = json.loads(call("info", "--json").out)
     assert found["backends"]["cpu fp32"]["fused"] == "yes"

@@ -16,7 +16,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell versions, devices and backends, and why a backend cannot run here; or describe a checkpoint."""
+    """Tell versions, devices, backends, why a backend cannot run here, the cache; or describe a checkpoint."""
     from mulstm import console
 
     facts = _machine() if model is None else _model(model)
@@ -40,7 +40,22 @@ def _machine() -> dict[str, Any]:
             backends[f"{device} {precision}"] = {
                 name: reason or "yes" for name, reason in ops.objections(device, precision).items()
             }
-    return {**facts, "threads": torch.get_num_threads(), "backends": backends, "fused on a CPU": _native()}
+    return {
+        **facts,
+        "threads": torch.get_num_threads(),
+        "backends": backends,
+        "fused on a CPU": _native(),
+        "cache": _cache(),
+    }
+
+
+def _cache() -> dict[str, Any]:
+    """Where unpacked texts, indices of records and statistics lie, which only ever grow in number."""
+    from mulstm.data.store import cache_folder
+
+    folder = cache_folder()
+    used = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    return {"folder": str(folder), "megabytes": round(used / 1e6, 1)}
 
 
 def _native() -> dict[str, str]:
