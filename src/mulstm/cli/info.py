@@ -16,7 +16,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell versions, devices, backends, why a backend cannot run here, the cache; or describe a checkpoint."""
+    """Tell versions, devices, the cache, backends and why one cannot run here; or describe a checkpoint."""
     from mulstm import console
 
     facts = _machine() if model is None else _model(model)
