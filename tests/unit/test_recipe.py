@@ -72,6 +72,7 @@ def test_all_faults_are_told_together(tmp_path: Path) -> None:
         (["train.block=100000", "train.rotate=true"], "do not go together"),
         (["data.split=95-0-5"], 'data.split = "95-0-5" has none'),
         (["optimiser.floor=1.0"], "must not be above optimiser.rate"),
+        (["optimiser.name=rmsprop-normalised"], "must be 0 for rmsprop-normalised"),
         (["model.cell=mrnn", "model.unit=initial"], "must stay standard for mrnn"),
     ],
 )

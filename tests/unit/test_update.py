@@ -39,7 +39,8 @@ def fresh(recipe: Recipe, share: Share | None = None) -> Update:
 
 @pytest.fixture
 def plain(tiny: Callable[..., Recipe]) -> Recipe:
-    recipe = tiny("dropout.hidden=0", "dropout.embedding=0", "optimiser.clip=0.5")
+    adam = ("optimiser.name=adam", "optimiser.weight_decay=0", "optimiser.clip=0.5")
+    recipe = tiny("dropout.hidden=0", "dropout.embedding=0", *adam)
     return replace(recipe, model=replace(recipe.model, hidden=9))
 
 

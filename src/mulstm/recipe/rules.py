@@ -128,6 +128,10 @@ def _contradictions(recipe: Recipe) -> list[str]:
             recipe.optimiser.floor > recipe.optimiser.rate,
             f"optimiser.floor = {recipe.optimiser.floor} must not be above optimiser.rate",
         ),
+        (
+            recipe.optimiser.weight_decay > 0 and recipe.optimiser.name == "rmsprop-normalised",
+            "optimiser.weight_decay is for adamw and adam, and must be 0 for rmsprop-normalised",
+        ),
     ]
     return [words for wrong, words in rules if wrong]
 
