@@ -4,45 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
-import operator
 import os
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_bytes
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mulstm
 from mulstm import recipe as recipes
-from mulstm import runs
+from mulstm import runs, tensorfile
 from mulstm.convention import Convention
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
 
-# The one metadata key: with two, safetensors writes them in an order that changes from run to run.
-KEY = "mulstm"
 MODELS = "MULSTM_MODELS"  # a folder of models that are found by name
-FORMAT = 1
-CHECKSUM = "checksum"  # of files that have no fingerprint
 # How matrices are stored; vectors always keep the model's own type, they are small and matter most.
 STORAGES = ("fp32", "fp64", "bf16", "int8")
 SCALE = ".scale"  # int8: name + SCALE holds one factor a row
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "int8": torch.int8}
-# What it raises to read a description that is not as we write them.
-UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-
-
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -92,7 +76,7 @@ def save(
     tensors = _pack(weights, storage)
     whole = dataclasses.replace(recipe or Recipe(), model=model.recipe)
     meta: dict[str, Any] = {
-        "format": FORMAT,
+        "format": tensorfile.FORMAT,
         "kind": "model",
         "version": mulstm.__version__,
         "storage": storage,
@@ -103,18 +87,18 @@ def save(
         "corpus": dict(corpus or {}),
         "fingerprint": _digest(tensors, model.recipe, alphabet),
     }
-    write_tensors(Path(path), tensors, meta)
+    tensorfile.write(Path(path), tensors, meta)
     return str(meta["fingerprint"])
 
 
 def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Checkpoint:
     """The model on `device`, ready to be used; a run folder stands for the model that its record is of."""
     file = find(path)
-    return _undisturbed(file, lambda: _load(file, device))
+    return tensorfile.undisturbed(file, lambda: _load(file, device))
 
 
 def _load(file: Path, device: str | torch.device) -> Checkpoint:
-    meta = read_meta(file)
+    meta = tensorfile.read_meta(file)
     if meta.get("kind") == "integer model":
         raise CheckpointError(
             f"{file} is an integer model, which only compress and decompress read. "
@@ -126,21 +110,21 @@ def _load(file: Path, device: str | torch.device) -> Checkpoint:
         )
     try:
         meta = {"metrics": {}, "source": {}} | meta
-        recipe = recipes.from_dict(_object(meta["recipe"]))
+        recipe = recipes.from_dict(tensorfile.as_object(meta["recipe"]))
         alphabet = Alphabet.from_json(meta["alphabet"])
         storage = str(meta["storage"])
         stated = str(meta["fingerprint"])
-    except (*UNREADABLE, MulstmError) as fault:
+    except (*tensorfile.UNREADABLE, MulstmError) as fault:
         raise CheckpointError(
             f"The description inside {file} cannot be read ({fault}). Take another copy, or train again."
         ) from fault
-    tensors = _load_file(file)
+    tensors = tensorfile.load(file)
     _check_tensors(file, tensors, _shapes(file, recipe.model, alphabet.size, len(tensors)), storage)
     model = LanguageModel(recipe.model, alphabet.size, init=None)
     if storage == "fp64":
         model = model.double()
     if _digest(tensors, recipe.model, alphabet) != stated:
-        raise _changed(file, "fingerprint")
+        raise tensorfile.changed(file, "fingerprint")
     weights = _unpack(tensors, storage)
     _require_finite(file, weights)
     model.load_state_dict(weights)
@@ -200,136 +184,6 @@ def storage_of(loaded: Checkpoint) -> str | None:
     tensors = _pack(loaded.model.state_dict(), storage)
     stored = _digest(tensors, loaded.model.recipe, loaded.alphabet)
     return storage if stored == loaded.meta.get("fingerprint") else None
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Replaces `path` in one step: a reader, or a run killed at any moment, sees the old file or the new."""
-    # safetensors refuses shared memory and strides, so each tensor gets memory of its own.
-    plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
-    if "fingerprint" not in meta:
-        meta = {**meta, CHECKSUM: _hash([meta], plain)}
-    text = json.dumps(meta, sort_keys=True, allow_nan=False)
-    with runs.replacing(path) as temporary:
-        try:
-            save_file(plain, temporary, metadata={KEY: text})
-        except SafetensorError as fault:
-            raise OSError(None, str(fault)) from fault
-        # safetensors makes files that only their owner can read; these are like any other.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-
-
-def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file written by `write_tensors` with this kind."""
-    return _undisturbed(path, lambda: _read_tensors(path, kind))
-
-
-def _read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    meta = read_meta(path)
-    if meta.get("kind") != kind:
-        raise CheckpointError(
-            f"{path} is a {meta.get('kind')!r} file, not a {kind!r} file. Give the right one of the two."
-        )
-    tensors, stated = _load_file(path), meta.pop(CHECKSUM, None)
-    # Earlier versions wrote none.
-    if stated is not None and stated != _hash([meta], tensors):
-        raise _changed(path, CHECKSUM)
-    return tensors, meta
-
-
-def _undisturbed(path: Path, read: Callable[[], Read]) -> Read:
-    """What `read` finds; a file that a run replaces meanwhile is read again, and only then called damaged."""
-    while True:
-        before = _stamp(path)
-        try:
-            return read()
-        except CheckpointError:
-            if _stamp(path) == before:
-                raise
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
-
-
-def _load_file(path: Path) -> dict[str, Tensor]:
-    try:
-        try:
-            str(path).encode()
-        except UnicodeEncodeError:  # load_file takes no such names
-            return dict(load_bytes(path.read_bytes()))
-        return dict(load_file(path))
-    except (SafetensorError, *UNREADABLE) as fault:
-        raise CheckpointError(
-            f"The list of weights in {path} is damaged ({fault}). Take another copy, or train again."
-        ) from fault
-
-
-def read_meta(path: Path) -> dict[str, Any]:
-    """Our metadata, read without touching the weights; every way a file can be wrong has its own sentence."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-            raise CheckpointError(
-                f"{path} is a pickled or zipped file, which can run code when opened. "
-                'Give a .safetensors file, or see "mulstm import" for the formats of other projects.'
-            )
-        if not 2 <= length <= min(size, 100_000_000):
-            raise _damaged_start(path, size)
-        text = file.read(length)
-    try:
-        header = json.loads(text)
-        beside = _object(header.pop("__metadata__", None) or {})
-        end = max((operator.index(entry["data_offsets"][1]) for entry in header.values()), default=0)
-    except UNREADABLE as fault:
-        raise _damaged_start(path, size) from fault
-    if size != 8 + length + end:
-        raise CheckpointError(
-            f"{path} has {size:,} bytes and should have {8 + length + end:,}: it is cut short or damaged. "
-            "Take another copy, or train on with --resume."
-        )
-    stored = beside.get(KEY)
-    if stored is None:
-        raise CheckpointError(
-            f"{path} is a safetensors file of another program: it has no {KEY!r} entry. "
-            'See "mulstm import" for the formats of other projects.'
-        )
-    try:
-        meta = _object(json.loads(stored))
-        for key in ("metrics", "source", "corpus"):
-            _object(meta.get(key, {}))
-    except UNREADABLE as fault:
-        raise CheckpointError(
-            f"The description inside {path} is damaged ({fault}). Take another copy."
-        ) from fault
-    if meta.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {meta.get('format')!r}, and this mulstm reads {FORMAT}. Install a newer one."
-        )
-    return meta
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r:.40} is no object")
-    return value
-
-
-def _damaged_start(path: Path, size: int) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is no safetensors file, or its start is damaged ({size:,} bytes). Give another file."
-    )
-
-
-def _changed(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"The contents of {path} do not match their {what}: the file was changed or damaged. "
-        "Take another copy of it, or train again."
-    )
 
 
 def _pack(weights: Mapping[str, Tensor], storage: str) -> dict[str, Tensor]:
@@ -424,13 +278,4 @@ def _digest(tensors: Mapping[str, Tensor], model: ModelRecipe, alphabet: Alphabe
     # Only what differs from the defaults: a key added to recipes later must not change old fingerprints.
     plain = dataclasses.asdict(ModelRecipe())
     wiring = {key: value for key, value in dataclasses.asdict(model).items() if value != plain[key]}
-    return _hash([wiring, alphabet.to_json()], tensors)
-
-
-def _hash(facts: list[Any], tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().to("cpu").contiguous()
-        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return digest.hexdigest()
+    return tensorfile.checksum([wiring, alphabet.to_json()], tensors)

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from mulstm.checkpoint import FORMAT, fingerprint, read_tensors, write_tensors
+from mulstm import tensorfile
+from mulstm.checkpoint import fingerprint
 from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
@@ -96,13 +97,13 @@ def kept_statistics(
     file = folder / f"{digest[:32]}.safetensors"
     if file.is_file():
         with contextlib.suppress(CheckpointError):  # a damaged copy is made again
-            tensors, meta = read_tensors(file, "statistics")
+            tensors, meta = tensorfile.read(file, "statistics")
             if meta.get("of") == wanted:
                 return tensors
     R = gather_statistics(model, split, **how)
     with contextlib.suppress(OSError, RunError):  # no room to keep them: they are made again next time
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(file, R, {"format": FORMAT, "kind": "statistics", "of": wanted})
+        tensorfile.write(file, R, {"format": tensorfile.FORMAT, "kind": "statistics", "of": wanted})
     return R
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mulstm import checkpoint, console, data, ops, parallel, record_corpus, resume, runs
+from mulstm import checkpoint, console, data, ops, parallel, record_corpus, resume, runs, tensorfile
 from mulstm import recipe as recipes
 from mulstm import update as updates
 from mulstm.checkpoint import Checkpoint
@@ -148,7 +148,7 @@ def earlier(
     """
     if resume_from is None:
         return None
-    start = "" if start_from is None else checkpoint.read_meta(checkpoint.find(start_from)).get("fingerprint")
+    start = "" if start_from is None else tensorfile.read_meta(checkpoint.find(start_from)).get("fingerprint")
     if resume_from != "auto":
         _require_same(recipe, Path(resume_from))
         if start_from is not None and _tuned_from(Path(resume_from)) != start:
@@ -183,7 +183,7 @@ def _tuned_from(folder: Path) -> str:
 def _saved_source(folder: Path) -> dict[str, Any] | None:
     """What a run's checkpoints say of their origin; None before both are there to go on with."""
     files = folder / "last.safetensors", folder / resume.NAME
-    return dict(checkpoint.read_meta(files[0]).get("source", {})) if all(f.is_file() for f in files) else None
+    return dict(tensorfile.read_meta(files[0]).get("source", {})) if all(f.is_file() for f in files) else None
 
 
 def finished(path: Path) -> dict[str, Any] | None:

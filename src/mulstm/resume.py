@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mulstm import checkpoint, optim
+from mulstm import optim, tensorfile
 from mulstm.errors import CheckpointError, RunError
 from mulstm.update import Update
 
@@ -51,20 +51,20 @@ def save(path: Path, update: Update, progress: Progress, corpus: dict[str, Any])
         tensors[f"state.{k}.h"] = update.share.whole(state.h)
         tensors[f"state.{k}.c"] = update.share.whole(state.c)
     meta = {
-        "format": checkpoint.FORMAT,
+        "format": tensorfile.FORMAT,
         "kind": KIND,
         "progress": dataclasses.asdict(progress),
         "corpus": corpus,
         "device": update.share.device.type,
     }
     if update.share.first:
-        checkpoint.write_tensors(path, tensors, meta)
+        tensorfile.write(path, tensors, meta)
 
 
 def load(path: Path, update: Update, corpus: dict[str, Any], total: int) -> Progress:
     """Puts everything back in place and returns where the run, of `total` updates, stands."""
     try:
-        tensors, meta = checkpoint.read_tensors(path, KIND)
+        tensors, meta = tensorfile.read(path, KIND)
         # What an earlier version did not write, or wrote otherwise, cannot be compared.
         if any(meta["corpus"].get(key, fact) != fact for key, fact in corpus.items()):
             raise RunError(
@@ -80,7 +80,7 @@ def load(path: Path, update: Update, corpus: dict[str, Any], total: int) -> Prog
             update.generator.manual_seed(update.recipe.train.seed + progress.update)
     except torch.OutOfMemoryError:  # no fault of the file
         raise
-    except (CheckpointError, RuntimeError, *checkpoint.UNREADABLE) as fault:
+    except (CheckpointError, RuntimeError, *tensorfile.UNREADABLE) as fault:
         what = " ".join(str(fault).split()).partition(". ")[0]
         raise RunError(
             f"The run in {path.parent} cannot go on from its {path.name} ({what}). "

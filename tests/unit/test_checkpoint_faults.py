@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from mulstm import checkpoint
+from mulstm import checkpoint, tensorfile
 from mulstm.data import Alphabet
 from mulstm.errors import CheckpointError, RunError
 from mulstm.nn.model import LanguageModel
@@ -237,13 +237,11 @@ def test_weights_that_do_not_fit(saved: Path, what: str, match: str) -> None:
 
 def test_training_state_is_not_a_model(tmp_path: Path) -> None:
     path = tmp_path / "resume.safetensors"
-    checkpoint.write_tensors(
-        path, {"x": torch.zeros(2)}, {"format": checkpoint.FORMAT, "kind": "training state"}
-    )
+    tensorfile.write(path, {"x": torch.zeros(2)}, {"format": tensorfile.FORMAT, "kind": "training state"})
     with pytest.raises(CheckpointError, match=r"last\.safetensors"):
         checkpoint.load(path)
     with pytest.raises(CheckpointError, match="training state"):
-        checkpoint.read_tensors(path, "other")
+        tensorfile.read(path, "other")
 
 
 def test_a_full_disk_leaves_the_old_file(
@@ -255,7 +253,7 @@ def test_a_full_disk_leaves_the_old_file(
         Path(path).write_bytes(b"half of it")
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(tensorfile, "save_file", full)
     with pytest.raises(RunError, match="No space left"):
         checkpoint.save(saved, model, ALPHABET)
     assert saved.read_bytes() == before
@@ -276,7 +274,7 @@ def test_a_model_that_is_saved_again_while_it_is_read(
     saved: Path, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Description and weights are read one after the other; in between a run may have replaced both."""
-    read, times = checkpoint.read_meta, []
+    read, times = tensorfile.read_meta, []
 
     def interrupted(path: Path) -> dict:
         meta = read(path)
@@ -287,7 +285,7 @@ def test_a_model_that_is_saved_again_while_it_is_read(
             checkpoint.save(saved, model, ALPHABET, metrics={"update": 4})
         return meta
 
-    monkeypatch.setattr(checkpoint, "read_meta", interrupted)
+    monkeypatch.setattr(tensorfile, "read_meta", interrupted)
     found = checkpoint.load(saved)
     assert (found.meta["metrics"], len(times)) == ({"update": 4}, 2)
     assert torch.equal(found.model.W_out, model.W_out)

@@ -17,7 +17,7 @@ from codec_models import integer, mixed, parent
 from codec_oracle import Lane
 from codec_oracle import Learner as TheirLearner
 from codec_oracle import Matcher as TheirMatcher
-from mulstm import checkpoint
+from mulstm import tensorfile
 from mulstm.codec import block, kernels, products
 from mulstm.codec import integer as files
 from mulstm.codec.fold import lengths, outer_sum
@@ -294,9 +294,9 @@ def test_a_model_file_that_was_changed_is_refused(tmp_path: Path) -> None:
 def test_a_model_file_of_other_things_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m"
     files.save(path, integer())
-    tensors, meta = checkpoint.read_tensors(path, files.KIND)
+    tensors, meta = tensorfile.read(path, files.KIND)
     for write in (
-        lambda: checkpoint.write_tensors(path, tensors, {**meta, "more": [1]}),
+        lambda: tensorfile.write(path, tensors, {**meta, "more": [1]}),
         lambda: files.save(path, replace(integer(), layers=())),
     ):
         write()

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from made import TINY, made_text, text_recipe
 from made_runs import RICH, Tiny, at_update, run, same, steady, weights
-from mulstm import checkpoint, data, job, parallel, runs, train
+from mulstm import checkpoint, data, job, parallel, runs, tensorfile, train
 from mulstm.errors import CheckpointError, DataError, RunError
 from mulstm.recipe import Recipe
 
@@ -217,7 +217,7 @@ def test_auto_takes_the_run_of_this_start_only(tiny: Tiny, tmp_path: Path) -> No
 def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny("train.save_every=1e-9")
     _, whole = run(recipe, tmp_path / "whole")
-    real, writes = checkpoint.save_file, [0]
+    real, writes = tensorfile.save_file, [0]
 
     def filling(tensors: Any, path: Path, metadata: Any) -> None:
         writes[0] += 1
@@ -227,7 +227,7 @@ def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pyte
         real(tensors, path, metadata)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", filling)
+        patch.setattr(tensorfile, "save_file", filling)
         with pytest.raises(RunError, match="No space left"):
             run(recipe, tmp_path / "full")
     (full,) = runs.newest_first("text", root=tmp_path / "full")
@@ -256,14 +256,14 @@ def test_leftovers_of_a_killed_run_are_cleared(tiny: Tiny, tmp_path: Path) -> No
 def broken(folder: Path, what: str, value: Any) -> None:
     """A training state with another thing, or without it, in a file that is sound otherwise."""
     path = folder / "resume.safetensors"
-    tensors, meta = checkpoint.read_tensors(path, "training state")
+    tensors, meta = tensorfile.read(path, "training state")
     section, _, key = what.rpartition("/")
     place = tensors if not section else meta if section == "meta" else meta[section]
     if value is None:
         del place[key]
     else:
         place[key] = value
-    checkpoint.write_tensors(path, tensors, meta)
+    tensorfile.write(path, tensors, meta)
     (folder / "metrics.json").unlink(missing_ok=True)
 
 

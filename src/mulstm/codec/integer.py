@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mulstm import checkpoint
+from mulstm import tensorfile
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, MulstmError
 
@@ -122,7 +122,7 @@ class IntegerModel:
 def save(path: Path, model: IntegerModel) -> None:
     """One safetensors file."""
     meta = {
-        "format": checkpoint.FORMAT,
+        "format": tensorfile.FORMAT,
         "kind": KIND,
         "facts": model.facts(),
         "parent": model.parent,
@@ -130,20 +130,20 @@ def save(path: Path, model: IntegerModel) -> None:
         "more": {},  # of the format: room for notes, which compute nothing
     }
     arrays = {name: torch.from_numpy(np.array(array)) for name, array in model.tensors().items()}
-    checkpoint.write_tensors(path, arrays, meta)
+    tensorfile.write(path, arrays, meta)
 
 
 def is_one(path: Path) -> bool:
     """Whether the file says of itself that it is an integer model; `load` tells what else is wrong."""
     try:
-        return checkpoint.read_meta(path).get("kind") == KIND
+        return tensorfile.read_meta(path).get("kind") == KIND
     except CheckpointError:
         return False
 
 
 def load(path: Path) -> IntegerModel:
     """The model of such a file; every array is checked before it is used."""
-    tensors, meta = checkpoint.read_tensors(path, KIND)
+    tensors, meta = tensorfile.read(path, KIND)
     try:
         facts = meta["facts"]
         if facts["arithmetic"] != ARITHMETIC:
@@ -154,7 +154,7 @@ def load(path: Path) -> IntegerModel:
         model = _assemble(facts, {n: t.numpy() for n, t in tensors.items()}, str(meta["parent"]))
         stated = str(meta["fingerprint"])
         dict(meta.get("more", {}))  # nobody reads the notes, but a file without that form is not ours
-    except checkpoint.UNREADABLE as fault:
+    except tensorfile.UNREADABLE as fault:
         raise CheckpointError(
             f"The description inside {path} cannot be read ({fault}). Take another copy, or quantize again."
         ) from fault

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from mulstm import checkpoint
+from mulstm import checkpoint, tensorfile
 from mulstm.checkpoint import Checkpoint
 from mulstm.codec import integer
 from mulstm.codec.integer import IntegerModel
@@ -26,8 +26,8 @@ def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
     kept = default_path(file)
     with contextlib.suppress(CheckpointError):  # a damaged copy, or one of another arithmetic, is made again
         if kept.is_file() and integer.is_one(kept):
-            parent = checkpoint.read_meta(file).get("fingerprint")
-            if checkpoint.read_meta(kept).get("parent") == parent:
+            parent = tensorfile.read_meta(file).get("fingerprint")
+            if tensorfile.read_meta(kept).get("parent") == parent:
                 return integer.load(kept), kept, False
     return quantize_checkpoint(checkpoint.load(file)), file, True
 
