@@ -76,7 +76,6 @@ def save(
     tensors = _pack(weights, storage)
     whole = dataclasses.replace(recipe or Recipe(), model=model.recipe)
     meta: dict[str, Any] = {
-        "format": tensorfile.FORMAT,
         "kind": "model",
         "version": mulstm.__version__,
         "storage": storage,

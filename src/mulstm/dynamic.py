@@ -103,7 +103,7 @@ def kept_statistics(
     R = gather_statistics(model, split, **how)
     with contextlib.suppress(OSError, RunError):  # no room to keep them: they are made again next time
         folder.mkdir(parents=True, exist_ok=True)
-        tensorfile.write(file, R, {"format": tensorfile.FORMAT, "kind": "statistics", "of": wanted})
+        tensorfile.write(file, R, {"kind": "statistics", "of": wanted})
     return R
 
 

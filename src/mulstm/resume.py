@@ -51,7 +51,6 @@ def save(path: Path, update: Update, progress: Progress, corpus: dict[str, Any])
         tensors[f"state.{k}.h"] = update.share.whole(state.h)
         tensors[f"state.{k}.c"] = update.share.whole(state.c)
     meta = {
-        "format": tensorfile.FORMAT,
         "kind": KIND,
         "progress": dataclasses.asdict(progress),
         "corpus": corpus,

@@ -34,6 +34,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) ->
     """Replaces `path` in one step: a reader, or a run killed at any moment, sees the old file or the new."""
     # safetensors refuses shared memory and strides, so each tensor gets memory of its own.
     plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    meta = {"format": FORMAT, **meta}
     if "fingerprint" not in meta:
         meta = {**meta, CHECKSUM: checksum([meta], plain)}
     text = json.dumps(meta, sort_keys=True, allow_nan=False)
@@ -82,13 +83,19 @@ def _stamp(path: Path) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def load(path: Path) -> dict[str, Tensor]:
+def tensors_in(path: Path) -> dict[str, Tensor]:
+    """Those of any safetensors file; safetensors itself opens none whose name is no UTF-8."""
     try:
-        try:
-            str(path).encode()
-        except UnicodeEncodeError:  # load_file takes no such names
-            return dict(load_bytes(path.read_bytes()))
-        return dict(load_file(path))
+        str(path).encode()
+    except UnicodeEncodeError:
+        return dict(load_bytes(path.read_bytes()))
+    return dict(load_file(path))
+
+
+def load(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that `read_meta` has found to be ours."""
+    try:
+        return tensors_in(path)
     except (SafetensorError, *UNREADABLE) as fault:
         raise CheckpointError(
             f"The list of weights in {path} is damaged ({fault}). Take another copy, or train again."

@@ -28,12 +28,13 @@ def recipe_for(
 
     Going on with a model has a default recipe of its own, which takes cell and alphabet from the model.
     """
-    if target in recipe.names() or target.endswith(".toml"):
-        if "/" not in target and not target.endswith(".toml") and Path(target).exists():
-            raise DataError(
-                f"{target} is the name of a recipe, and of a file or folder here. "
-                f"Say ./{target} for the latter; for the recipe, start from another folder."
-            )
+    is_recipe = target in recipe.names()
+    if is_recipe and "/" not in target and Path(target).exists():
+        raise DataError(
+            f"{target} is the name of a recipe, and of a file or folder here. "
+            f"Say ./{target} for the latter; for the recipe, start from another folder."
+        )
+    if is_recipe or target.endswith(".toml"):
         return recipe.load(target, overrides)
     if target not in KNOWN and not Path(target).exists():
         if target.endswith(LOOKS_LIKE_A_FILE) or target.startswith((".", "/")):

@@ -122,7 +122,6 @@ class IntegerModel:
 def save(path: Path, model: IntegerModel) -> None:
     """One safetensors file."""
     meta = {
-        "format": tensorfile.FORMAT,
         "kind": KIND,
         "facts": model.facts(),
         "parent": model.parent,

@@ -16,6 +16,7 @@ import torch
 from mulstm.errors import CheckpointError
 from mulstm.interop.weights import AnyArray
 from mulstm.runs import write_atomic
+from mulstm.tensorfile import tensors_in
 
 
 def load(path: Path) -> Any:
@@ -41,10 +42,9 @@ def load(path: Path) -> Any:
 
 def _safetensors(path: Path) -> Any:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     try:
-        return load_file(str(path))
+        return tensors_in(path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is not a readable safetensors file ({error}). Check that it was copied whole."
