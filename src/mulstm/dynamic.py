@@ -149,14 +149,14 @@ class GraphedLearner:
         self.y = torch.zeros_like(self.x)
         moving = (*learner.theta, *(t for s in learner.state for t in s))
         kept = [tensor.clone() for tensor in moving]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):  # warm-up: libraries and kernels must be loaded before capture
             for _ in range(3):
                 learner.learn(self.x, self.y)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=stream):
             self.nats = learner.learn(self.x, self.y)
         with torch.no_grad():
             for tensor, was in zip(moving, kept, strict=True):

@@ -38,7 +38,7 @@ class ReplayedScorer(Scorer):
             super().__call__(self.x, self.y)
         torch.cuda.current_stream(device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=stream):
             self.nats = super().__call__(self.x, self.y)
         for kept in self.state:
             kept.h.zero_()

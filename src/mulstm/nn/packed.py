@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +17,21 @@ from mulstm.ops import State, blocks, modes, objections
 if TYPE_CHECKING:
     from mulstm.nn.layer import Layer
     from mulstm.nn.model import LanguageModel, Masks
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _there(work: Callable[Concatenate[LanguageModel, P], R]) -> Callable[Concatenate[LanguageModel, P], R]:
+    """With the model's GPU as the current one: a kernel starts there, whatever its arguments are on."""
+
+    @wraps(work)
+    def run(model: LanguageModel, /, *args: P.args, **options: P.kwargs) -> R:
+        with torch.cuda.device(model.W_out.device):
+            return work(model, *args, **options)
+
+    return run
 
 
 class PackedWeights(NamedTuple):
@@ -66,6 +83,7 @@ def check_kernels(device: torch.device) -> None:
         )
 
 
+@_there
 def run(
     model: LanguageModel,
     x: Tensor,  # (T, B)
@@ -114,7 +132,8 @@ def mask(u: Tensor, p: Tensor) -> Tensor:
     """A dropout mask from uniform numbers, which drops the share p."""
     from mulstm.ops.triton_masks import mask_of
 
-    return mask_of(u, p)
+    with torch.cuda.device(u.device):
+        return mask_of(u, p)
 
 
 def _spec(layer: Layer, from_symbols: bool) -> Any:
@@ -123,6 +142,7 @@ def _spec(layer: Layer, from_symbols: bool) -> Any:
     return Spec(layer.hidden, blocks(layer.unit), layer.unit, layer.learn_b_h, from_symbols)
 
 
+@_there
 def pack(model: LanguageModel) -> PackedWeights:
     """All weights, for chunks without gradients."""
     from mulstm.ops.triton_layer import pack as pack_layer
@@ -146,6 +166,7 @@ def _read(model: LanguageModel, hs: list[Tensor], masks: Masks) -> list[Tensor]:
     return [h * torch.nn.functional.pad(mask, (0, HP - H)) for h, mask in zip(read, kept, strict=True)]
 
 
+@_there
 def logits(model: LanguageModel, hs: list[Tensor], masks: Masks, weights: PackedWeights | None) -> Tensor:
     """(T, B, N) in fp32."""
     from mulstm.ops.triton_loss import logits_of
@@ -160,6 +181,7 @@ def logits(model: LanguageModel, hs: list[Tensor], masks: Masks, weights: Packed
     return torch.nn.functional.linear(h.float(), model.W_out, model.b_out)
 
 
+@_there
 def loss(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks) -> Tensor:
     """The mean nats of the targets y (T, B), all of them real."""
     from mulstm.ops.triton_loss import LossFunction
@@ -171,6 +193,7 @@ def loss(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks) -> Ten
     return mean
 
 
+@_there
 def losses(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks, weights: PackedWeights) -> Tensor:
     """The nats of each target y (T, B), 0 where it is negative; no gradients."""
     from mulstm.ops.triton_loss import logits_of, losses_of

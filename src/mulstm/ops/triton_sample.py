@@ -156,15 +156,16 @@ class Sampler:
         self.dice.copy_(dice)
         if self.graph is None:
             state = [kept.clone() for kept in (self.h, self.c, self.symbols)]
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
+            device = self.h.device
+            side = torch.cuda.Stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
                 self._step(0)
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream(device).wait_stream(side)
             for kept, before in zip((self.h, self.c, self.symbols), state, strict=True):
                 kept.copy_(before)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=side):
                 for step in range(self.steps):
                     self._step(step)
             self.graph = graph
