@@ -102,7 +102,7 @@ def draw(found: Trace, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from mulstm.report.figures import STYLE
+    from mulstm.report.canvas import STYLE
 
     n = len(found.values)
     with matplotlib.rc_context():

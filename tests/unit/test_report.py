@@ -11,7 +11,7 @@ from made_records import add, cells, markdown
 from mulstm import recipe, report, runs
 from mulstm.errors import ExtraError, RunError
 from mulstm.recipe import names
-from mulstm.report import figures, paper, records, tables
+from mulstm.report import canvas, figures, paper, records, tables
 
 
 def test_no_records_at_all(results: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_the_fast_recipe_trains_is_named_where_it_is_another_model(results:
 
 def test_names_of_close_levels_are_apart(results: Path) -> None:
     levels = {"a": 1.40, "b": 1.42, "c": 1.44}
-    with figures._canvas((7.6, 4.6)) as picture:
+    with canvas.canvas((7.6, 4.6)) as picture:
         axes = picture.subplots()
         axes.set_ylim(1.2, 2.0)
         figures._paint_levels(axes, levels)

@@ -159,14 +159,14 @@ def others() -> Iterator[Coding]:
 
 def draw(rows: list[Row], target: Path) -> list[Path]:
     """Size against speed, as an SVG and a PNG beside it."""
-    from mulstm.report.figures import Figure
+    from mulstm.report.canvas import Figure
 
     data = [row.as_dict() for row in rows]
     return Figure(target.with_suffix("").name, data, _paint, (7.6, 4.6)).draw(target.parent)
 
 
 def _paint(picture: Any, data: Any) -> None:
-    from mulstm.report.figures import BLUE, FAINT, INK
+    from mulstm.report.canvas import BLUE, FAINT, INK
 
     axes = picture.subplots()
     axes.set_title("Size against speed")

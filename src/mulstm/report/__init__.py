@@ -10,7 +10,8 @@ from typing import Any
 from mulstm import runs
 from mulstm.errors import DataError, RunError
 from mulstm.report import bench, figures, paper, records, tables, trials
-from mulstm.report.figures import learning_curve
+from mulstm.report.canvas import Figure
+from mulstm.report.curve import learning_curve
 from mulstm.report.records import Record, publish
 
 __all__ = ["Record", "learning_curve", "page_beside", "publish", "require_folder", "stale", "write"]
@@ -46,7 +47,7 @@ def page_beside(results: Path) -> Path | None:
     return page if page.is_file() and BEGIN in page.read_text(encoding="utf-8") else None
 
 
-def _stale_figures(results: Path) -> list[figures.Figure]:
+def _stale_figures(results: Path) -> list[Figure]:
     found = figures.all_of(records.read(results), _surprise(results)) + bench.figures(results)
     return [figure for figure in found if figure.is_stale(results)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mulstm.report import musts
-from mulstm.report.figures import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION, Figure
+from mulstm.report.canvas import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION, Figure
 from mulstm.report.records import read_object
 from mulstm.report.tables import grid
 

@@ -1,31 +1,14 @@
-"""The figures: each is a function of the records alone, and the same records give the same bytes."""
+"""The paper's figures: each is a function of the records alone, and the same records give the same bytes."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mulstm import runs
-from mulstm.errors import ExtraError, RunError
 from mulstm.report import paper, tables
+from mulstm.report.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, Figure, apart
 from mulstm.report.records import Record
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
-BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#E69F00",
-    "#CC79A7",
-    "#56B4E9",
-)
-OWN = "this model"
-INK, FAINT = "#222222", "#8a8a8a"
 COLOURS = {
     "mlstm-emb-wn-vd-large": BLUE,
     "mlstm-emb-wn-vd": GREEN,
@@ -36,91 +19,6 @@ COLOURS = {
     "mlstm-small": GREEN,
     "lstm-small": VERMILLION,
 }
-STYLE = {
-    "svg.hashsalt": "mulstm",
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.titlesize": 11,
-    "axes.titlepad": 12,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "lines.linewidth": 2.0,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "legend.handlelength": 3.0,
-    "figure.facecolor": "white",
-    "savefig.dpi": 160,
-}
-Painter = Callable[[Any, Any], None]  # (matplotlib figure, data)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture that knows which data it shows, so that it can tell whether a file still shows them."""
-
-    name: str
-    data: Any  # as JSON has it
-    paint: Painter
-    size: tuple[float, float] = (7.6, 4.4)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the data, this file and the paper's numbers: a change of any makes the drawn figure stale."""
-        sources = (Path(__file__), Path(paper.__file__))
-        content = json.dumps(self.data, sort_keys=True) + "".join(
-            path.read_text(encoding="utf-8") for path in sources
-        )
-        return "mulstm figure " + hashlib.sha256(content.encode()).hexdigest()[:32]
-
-    def is_stale(self, folder: Path) -> bool:
-        """Whether the SVG or the PNG is missing or shows something else."""
-        files = [folder / f"{self.name}.{suffix}" for suffix in ("svg", "png")]
-        return not all(f.is_file() and self.fingerprint.encode() in f.read_bytes() for f in files)
-
-    def draw(self, folder: Path) -> list[Path]:
-        """Writes the SVG and the PNG."""
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = [folder / f"{self.name}.{suffix}" for suffix in ("svg", "png")]
-        with _canvas(self.size) as picture:
-            self.paint(picture, self.data)
-            for path in paths:
-                note = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-                with runs.replacing(path) as temporary:
-                    picture.savefig(
-                        temporary,
-                        format=path.suffix[1:],
-                        metadata={**note, "Description": self.fingerprint},
-                        bbox_inches="tight",
-                        pad_inches=0.12,
-                    )
-        return paths
-
-
-@contextmanager
-def _canvas(size: tuple[float, float]) -> Iterator[Any]:
-    """An empty figure in our style, whatever the user's own settings are."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ExtraError("matplotlib, which draws figures, is missing. Run: pip install matplotlib") from None
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Picture
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        picture = Picture(figsize=size, layout="constrained")
-        FigureCanvasAgg(picture)
-        yield picture
 
 
 def all_of(records: Sequence[Record], surprise: tables.Surprise | None) -> list[Figure]:
@@ -137,74 +35,6 @@ def all_of(records: Sequence[Record], surprise: tables.Surprise | None) -> list[
     if quality := _times(records):
         figures.append(Figure("time-to-quality", quality, _paint_times))
     return figures
-
-
-def learning_curve(
-    run: Path, others: Mapping[str, float] | None = None, own: float | None = None
-) -> list[Path]:
-    """Draws curve.svg and curve.png into a run's folder; `others` and `own` are what the test part costs."""
-    lines = runs.read_log(run)
-    if not lines:
-        raise RunError(f"{run} has no log to draw. Give the folder of a run.")
-    train = [(line["seconds"] / 60, line["train_bits_per_char"]) for line in lines]
-    valid = [
-        (line["seconds"] / 60, line["valid_bits_per_char"])
-        for line in lines
-        if line.get("valid_bits_per_char") is not None
-    ]
-    recipe = runs.recipe_of(run)
-    # The curves are of other parts of the text: beside the others' levels stands the model's own.
-    marks = dict(others or {}) | ({} if own is None else {OWN: own})
-    data = {"title": recipe.title or recipe.name, "train": train, "valid": valid, "marks": marks}
-    return Figure("curve", data, _paint_run, (7.0, 4.0)).draw(run)
-
-
-def _paint_run(picture: Any, data: Any) -> None:
-    axes = picture.subplots()
-    axes.set_title(data["title"])
-    axes.set_xlabel("minutes of training")
-    axes.set_ylabel("bits/char")
-    axes.plot(*zip(*data["train"], strict=True), color=SKY, linewidth=1.2, label="training text")
-    if data["valid"]:
-        axes.plot(
-            *zip(*data["valid"], strict=True), color=BLUE, marker="o", markersize=4, label="validation text"
-        )
-        axes.annotate(
-            f"{data['valid'][-1][1]:.2f}",
-            data["valid"][-1],
-            textcoords="offset points",
-            xytext=(4, 8),
-            ha="right",  # the levels' names begin beside it
-            color=BLUE,
-            weight="bold",
-        )
-    # The first moments of training would flatten all the rest.
-    settled = [bits for _, bits in data["train"][len(data["train"]) // 20 :]]
-    levels = [*settled, *(bits for _, bits in data["valid"]), *data["marks"].values()]
-    low, high = min(levels) - 0.1, min(max(levels), min(levels) * 2.2) + 0.1
-    axes.set_ylim(low, high)
-    axes.set_xlim(0, data["train"][-1][0] * 1.03)
-    for name, level, height in _apart(data["marks"], 0.055 * (high - low)):
-        colour, weight = (BLUE, "bold") if name == OWN else (INK, "normal")
-        axes.axhline(level, color=BLUE if name == OWN else FAINT, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"{name}, test {level:.2f}",
-            (1.01, height),  # beside the axes
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=9,
-            color=colour,
-            weight=weight,
-        )
-    axes.legend(loc="upper right")
-
-
-def _apart(levels: Mapping[str, float], gap: float) -> Iterator[tuple[str, float, float]]:
-    """Names and levels from below, each with a height at which its name does not touch the one before."""
-    height = float("-inf")
-    for name, level in sorted(levels.items(), key=lambda item: item[1]):
-        height = max(level, height + gap)
-        yield name, level, height
 
 
 def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
@@ -259,7 +89,7 @@ def _paint_curves(picture: Any, data: Any) -> None:
 def _paint_levels(axes: Any, levels: Mapping[str, float]) -> None:
     """The paper's figure of each row."""
     low, high = axes.get_ylim()
-    for row, level, height in _apart(levels, 0.038 * (high - low)):
+    for row, level, height in apart(levels, 0.038 * (high - low)):
         colour = COLOURS.get(row, INK)
         axes.axhline(level, color=colour, linewidth=1.2, linestyle=":", zorder=1.8)  # above the grid
         axes.annotate(
