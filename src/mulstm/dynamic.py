@@ -34,6 +34,7 @@ from mulstm.units import bits_per_char
 ASK_EVERY = 100  # segments
 MOVES = 40.0  # near the best rate x parameters on validation for models of 0.5 and of 22 million
 FASTEST = 1e-4  # near the best rate for those of 0.07 to 0.5 million, which the rule above moves too far
+SLOWEST = 2e-6  # near or below the best rate for those of 46 million, which it moves too little
 Statistics = dict[str, Tensor]  # parameter name -> R, the root mean square of its mini-batch gradients
 
 
@@ -42,7 +43,7 @@ class Settings:
     """How far each segment moves the model, and how strongly it is pulled back to what it was."""
 
     segment: int = 20  # symbols scored, then learnt from
-    rate: float | None = None  # None: MOVES / the model's parameters, FASTEST at most
+    rate: float | None = None  # None: MOVES / the model's parameters, from SLOWEST to FASTEST
     pull: float = 1e-3  # towards the trained weights, after each segment
     epsilon: float = 1e-5
     # Weight norm is multiplied away, so that the matrices themselves move; else their rows and gains do. The
@@ -52,7 +53,9 @@ class Settings:
 
     def rate_of(self, model: LanguageModel) -> float:
         """The rate, or what a model of this size is likely to bear: all its weights move at once."""
-        return min(MOVES / model.parameter_count(), FASTEST) if self.rate is None else self.rate
+        if self.rate is not None:
+            return self.rate
+        return min(max(MOVES / model.parameter_count(), SLOWEST), FASTEST)
 
 
 def gather_statistics(

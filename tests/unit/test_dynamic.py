@@ -165,6 +165,9 @@ def test_the_rate_goes_by_the_size_of_the_model_unless_given(model) -> None:
     large = LanguageModel(ModelRecipe(hidden=400), model.alphabet_size)
     assert Settings().rate_of(large) == 40 / large.parameter_count() < 1e-4
     assert Settings().rate_of(model) == 1e-4
+    with torch.device("meta"):
+        huge = LanguageModel(ModelRecipe(hidden=2800), model.alphabet_size)
+    assert Settings().rate_of(huge) == 2e-6
     assert Settings(rate=0.0).rate_of(model) == 0.0
 
 

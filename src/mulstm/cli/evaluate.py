@@ -61,7 +61,9 @@ def command(
     rate: Annotated[
         float | None,
         typer.Option(
-            "--rate", min=0, help="Dynamic: size of an update (default: 40 / parameters, 1e-4 at most)."
+            "--rate",
+            min=0,
+            help="Dynamic: size of an update (default: 40 / parameters, within 2e-6 and 1e-4).",
         ),
     ] = None,
     pull: Annotated[
