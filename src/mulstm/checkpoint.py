@@ -23,7 +23,7 @@ from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
 
 MODELS = "MULSTM_MODELS"  # a folder of models that are found by name
-# How matrices are stored; vectors always keep the model's own type, they are small and matter most.
+# How matrices are stored; beside bf16 and int8 vectors are fp32, they are small and matter most.
 STORAGES = ("fp32", "fp64", "bf16", "int8")
 SCALE = ".scale"  # int8: name + SCALE holds one factor a row
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "int8": torch.int8}

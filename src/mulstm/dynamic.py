@@ -23,7 +23,7 @@ from mulstm.checkpoint import fingerprint
 from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
-from mulstm.errors import CheckpointError, DataError, RunError
+from mulstm.errors import CheckpointError, DataError, MulstmError, RunError
 from mulstm.evaluate import Evaluation
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
@@ -50,6 +50,12 @@ class Settings:
     # embedding stays: multiplied in, each symbol would have columns of its own, and a segment in which a rare
     # one occurs would move them by a hundred times what the statistics of all text allow for.
     folded: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "pull", "epsilon"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise MulstmError(f"The {name} of dynamic evaluation is {value}. Give a number of 0 or more.")
 
     def rate_of(self, model: LanguageModel) -> float:
         """The rate, or what a model of this size is likely to bear: all its weights move at once."""

@@ -98,20 +98,10 @@ def draw(found: Trace, path: Path) -> None:
     """A figure of the units over the text, as .svg, .png or .pdf; equal traces give equal files."""
     if path.suffix not in UNDATED:
         raise DataError(f"{path.name} is no figure. End it in one of: {', '.join(UNDATED)}.")
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from mulstm.report.canvas import STYLE
+    from mulstm.report.canvas import canvas
 
     n = len(found.values)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        # A dollar sign in a text is no formula.
-        matplotlib.rcParams["text.parse_math"] = False
-        picture = Figure(figsize=(min(14.0, max(6.0, n * 0.12)), 3.2), layout="constrained")
-        FigureCanvasAgg(picture)
+    with canvas((min(14.0, max(6.0, n * 0.12)), 3.2)) as picture:
         axes = picture.subplots()
         axes.axhline(0.0, color="#8a8a8a", linewidth=0.8)
         for k, unit in enumerate(found.units):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Sampling:
         """Raises MulstmError for impossible values."""
         if self.length < 0:
             raise MulstmError(f"A length of {self.length} is negative. Give 0 or more symbols.")
-        if not self.temperature >= 0:
+        if not 0 <= self.temperature < math.inf:
             raise MulstmError(
                 f"A temperature of {self.temperature} is impossible. Give 0 (the likeliest) or more."
             )

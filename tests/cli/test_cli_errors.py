@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from process import Answer, Call
 from safetensors.torch import save_file
-from torch import zeros
+from torch import no_grad, zeros
 
 from made import settings, text_recipe
 from mulstm import checkpoint, cli, recipe, runs
@@ -284,3 +284,14 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_only_the_first_process_speaks(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     assert call("train", "nosuch/recipe") == (3, "", "")
+
+
+def test_a_model_that_gives_no_numbers(call: Call, trained: Path, text_file: Path, tmp_path: Path) -> None:
+    loaded = checkpoint.load(trained)
+    with no_grad():
+        loaded.model.stack[0].b_z.fill_(50.0)  # all gates open
+        loaded.model.W_out.fill_(3e38)
+    path = tmp_path / "large.safetensors"
+    checkpoint.save(path, loaded.model, loaded.alphabet, recipe=loaded.recipe)
+    for option in ([], ["--json"]):
+        told(call("evaluate", path, text_file, *option), 3, "gives no number for this text", "Train it again")

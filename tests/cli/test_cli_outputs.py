@@ -103,6 +103,8 @@ def test_an_ending_that_says_otherwise_is_refused(call: Call, folder: Path, name
         "export run torchrecurrent run/last.safetensors",
         "compress run t.txt -o t.txt",
         "compress run/last.safetensors t.txt -o run/last.safetensors",
+        "compress run t.txt -o run/last.safetensors",
+        "decompress run t.txt.mul -o run/last.safetensors",
         "decompress run t.txt.mul -o t.txt.mul",
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,3 +223,12 @@ def test_where_a_record_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "losses" not in json.loads(path.read_text())
     assert json.loads((path.parent / "losses-h200.json").read_text()) == {"curves": []}
     assert command.PARTS == cuda.PARTS
+
+
+def test_the_machine_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(multi_processor_count=1, total_memory=2**30)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda d: SimpleNamespace(name=f"GPU {d.index}", **vars(gpu))
+    )
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3"))
+    assert cuda.machine("cuda:1")["device"] == "GPU 1"

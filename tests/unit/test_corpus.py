@@ -282,6 +282,21 @@ def test_a_users_packed_file_is_unpacked(suffix: str, tmp_path: Path) -> None:
             load(path.rename(tmp_path / "other-name.zip"))
 
 
+@pytest.mark.parametrize("name", ["made.tar", "made.tar.gz", "made.tar.xz", "made.tar.bz2", "MADE.TGZ"])
+def test_what_is_in_a_tar_archive_is_the_text(name: str, tmp_path: Path) -> None:
+    path, kind = tmp_path / name, name.rpartition(".")[2].lower()
+    (tmp_path / "a.txt").write_bytes(TEXT)
+    with tarfile.open(path, f"w:{'gz' if kind == 'tgz' else '' if kind == 'tar' else kind}") as archive:
+        archive.add(tmp_path / "a.txt", "a.txt")
+    found = load(path).text
+    assert found.read(0, len(found)).tobytes() == TEXT
+    with tarfile.open(path, "w") as archive:
+        archive.add(tmp_path / "a.txt", "a.txt")
+        archive.add(tmp_path / "a.txt", "b.txt")
+    with pytest.raises(DataError, match="holds 2 files and none called"):
+        load(path)
+
+
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     for name, text in [

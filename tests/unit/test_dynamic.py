@@ -11,7 +11,7 @@ from mulstm import dynamic, record_corpus
 from mulstm.data import corpus
 from mulstm.data.text import Text
 from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
-from mulstm.errors import BackendError, DataError
+from mulstm.errors import BackendError, DataError, MulstmError
 from mulstm.evaluate import evaluate
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import DataRecipe, ModelRecipe
@@ -81,7 +81,7 @@ def test_the_update_is_the_published_rule(model, text) -> None:
 def test_divergence_is_told(model, text) -> None:
     R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
     with pytest.raises(DataError, match="diverged"):
-        evaluate_dynamic(model, text.split("test"), R, dataclasses.replace(SETTINGS, rate=float("inf")))
+        evaluate_dynamic(model, text.split("test"), R, dataclasses.replace(SETTINGS, rate=1e38))
 
 
 def test_a_kernel_that_waited_in_vain_measured_nothing(model, text, monkeypatch) -> None:
@@ -192,3 +192,9 @@ def test_a_text_of_one_symbol_teaches_nothing(tmp_path) -> None:
     model = LanguageModel(ModelRecipe(hidden=4), text.alphabet.size)
     R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
     assert evaluate_dynamic(model, text.split("test"), R, SETTINGS).nats == 0
+
+
+@pytest.mark.parametrize("how", [{"rate": float("inf")}, {"pull": float("nan")}, {"epsilon": -1.0}])
+def test_impossible_settings(how) -> None:
+    with pytest.raises(MulstmError, match=r"of dynamic evaluation is .*\. Give a number of 0 or more"):
+        Settings(**how)

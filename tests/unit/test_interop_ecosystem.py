@@ -145,6 +145,7 @@ def test_the_onnx_step(recipe: dict[str, object], tmp_path: Path, monkeypatch: p
     written = onnx.write(loaded, tmp_path / "step.onnx")
     assert written[0].exists()
     assert onnx.difference(onnx.Step(loaded.model), tmp_path / "step.onnx") < 1e-6
+    assert checkpoint.fingerprint(loaded.model, loaded.alphabet) == loaded.meta["fingerprint"]
     x = torch.randint(256, (3, 5))
     with torch.no_grad():
         expected, _ = loaded.model(x)
@@ -192,3 +193,21 @@ def test_the_layer_compiles_without_graph_breaks() -> None:
     x.grad = None
     layer(x)[0].square().sum().backward()
     torch.testing.assert_close(ours, x.grad)
+
+
+def test_the_onnx_step_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from mulstm.interop import onnx
+
+    loaded = saved(tmp_path)
+    loaded.model.double().precision = "bf16"
+    onnx.write(loaded, tmp_path / "step.onnx")
+    assert (loaded.model.W_out.dtype, loaded.model.precision) == (torch.float64, "bf16")
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    hub.save_pretrained(saved(tmp_path), place)
+    assert "# caf?" in (place / "README.md").read_text()
+    assert hub.from_pretrained(place).alphabet.size == 256

@@ -165,3 +165,14 @@ def test_a_format_that_cannot_hold_the_model() -> None:
     weights = unirep.from_arrays(foreign.unirep(layers=2).arrays, "unirep", "file")
     with pytest.raises(CheckpointError, match="2 layers, not 1; its alphabet has 26 symbols, not 256"):
         openai.write(weights, "nowhere")
+
+
+def test_state_dicts_of_other_things(tmp_path: Path) -> None:
+    path = tmp_path / "state.bin"
+    torch.save({0: torch.zeros(2)}, path)
+    for read in (tape.read, torchrecurrent.read):
+        with pytest.raises(CheckpointError, match="has keys that are no names"):
+            read(path)
+    torch.save({"W": torch.eye(3).to_sparse()}, path)
+    with pytest.raises(CheckpointError, match=r"W is a sparse or quantised tensor\. Save a plain one"):
+        tape.read(path)

@@ -269,3 +269,22 @@ def test_one_step_whose_rows_do_not_move() -> None:
     h, _ = recurrence(mx, zx, W_mh, W_zm, state, backend="fused")
     wanted, _ = recurrence(mx, zx, W_mh, W_zm, state, backend="reference")
     assert torch.allclose(h, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_device_that_is_usual_elsewhere_is_not_taken(gradients: bool) -> None:
+    T, B, H = 5, 8, 64
+    mx, zx = torch.randn(T, B, H), torch.randn(T, B, 4 * H)
+    W_mh, W_zm = torch.randn(H, H) / 8, torch.randn(4 * H, H) / 8
+    state = State(torch.zeros(B, H), torch.zeros(B, H))
+
+    def run() -> Tensor:
+        W = W_zm.clone().requires_grad_(gradients)
+        h, _ = recurrence(mx, zx, W_mh, W, state, backend="fused")
+        return torch.autograd.grad(h.square().sum(), W)[0] if gradients else h
+
+    truth = run()
+    native.unavailable.cache_clear()  # what is tried once is tried there
+    with torch.device("meta"):
+        found = run()
+    assert found.equal(truth)

@@ -312,3 +312,14 @@ def test_faults(tmp_path: Path) -> None:
         RecordLanes(one.split("test"), 1, 4, seed=1, epoch=0)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"is empty\. Train with a share"):
         evaluate(LanguageModel(ModelRecipe(hidden=4), 26), one.split("test"))
+
+
+def test_a_convention_that_is_asked_for_stands(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text\n" + "".join(f"fine film {k}\n" for k in range(400)))
+    start = tmp_path / "start.safetensors"
+    model = LanguageModel(ModelRecipe(hidden=8), 256)
+    checkpoint.save(start, model, Alphabet.bytes(), recipe=Recipe(model=model.recipe))
+    for trained in (start, None):
+        asked = ["data.convention=nvidia-review"]
+        recipe = _target.recipe_for(str(tmp_path / "t.csv"), asked, None, trained)
+        assert recipe.data.convention == "nvidia-review"

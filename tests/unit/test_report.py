@@ -331,3 +331,12 @@ def test_the_learning_curve_of_a_run(finished: Path) -> None:
     (finished / "log.jsonl").unlink()
     with pytest.raises(RunError, match="no log to draw"):
         report.learning_curve(finished)
+
+
+def test_a_page_beside_that_is_no_text(results: Path) -> None:
+    page = results.parent / "README.md"
+    page.write_bytes(b"caf\xe9")
+    assert report.page_beside(results) is None
+    page.write_bytes(f"caf\xe9 {report.BEGIN}{report.END}".encode("latin-1"))
+    with pytest.raises(RunError, match=r"README.md is not written in UTF-8 \(.*\)\. Save it so"):
+        report.write(results, report.page_beside(results))

@@ -126,6 +126,7 @@ def test_a_symbol_without_weight_is_never_drawn() -> None:
     [
         {"temperature": -1.0},
         {"temperature": float("nan")},
+        {"temperature": float("inf")},
         {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.5},

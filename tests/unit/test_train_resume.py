@@ -394,3 +394,32 @@ def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> N
         f"No run of this very recipe to go on with ({second} differs: train.updates was 3, is 4); "
         "starting anew."
     ]
+
+
+class Killed(BaseException):
+    """Nothing of ours catches it, as nothing catches kill -9."""
+
+
+@pytest.mark.parametrize("place", ["after it", "before it"])
+def test_a_killed_run_finds_no_best_model_of_its_future(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    recipe = tiny("evaluate.patience=9", "evaluate.every=4")
+    real = train._keep_best
+
+    def keep(job: job.Job) -> None:
+        if place == "after it" or job.progress.update < 8:
+            real(job)
+        if job.progress.update == 8:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "_keep_best", keep)
+        with pytest.raises(Killed):
+            run(recipe, tmp_path)
+    # Whatever is left of its time, the folder and its record are of the same model.
+    record, folder = run(recipe, tmp_path, resume_from="auto", minutes=1e-9)
+    assert (record["updates"], record["best_valid_update"]) == (8, 8)
+    best = checkpoint.load(folder)
+    assert best.meta["metrics"]["update"] == 8
+    assert best.meta["fingerprint"] == record["fingerprint"]

@@ -114,7 +114,7 @@ def run(
     """{"machine": ..., "rows": [...], ...}: everything on a GPU."""
     if not torch.cuda.is_available():
         raise BackendError("There is no CUDA device here. Use --device cpu.")
-    about = {"machine": machine()}
+    about = {"machine": machine(device)}
     begin = time.perf_counter()
     session = Session(device, repeats, say)
     found = about | bench(session, parts, SMALL if small else Sizes(), lambda found: keep(about | found))
@@ -133,11 +133,11 @@ def fault(found: dict[str, Any]) -> CheckFailedError | None:
     )
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str) -> dict[str, Any]:
     """What the rows were measured on."""
     import triton
 
-    p = torch.cuda.get_device_properties(0)
+    p = torch.cuda.get_device_properties(torch.device(device))
     return {
         "device": p.name,
         "processors": p.multi_processor_count,

@@ -39,6 +39,16 @@ def sleep_while_waiting() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def files_of(model: Path) -> tuple[Path, Path]:
+    """What may be read for MODEL: its checkpoint, and the integer model beside it."""
+    sleep_while_waiting()
+    from mulstm import checkpoint
+    from mulstm.codec.source import default_path
+
+    found = checkpoint.find(model)
+    return found, default_path(found)
+
+
 def network_of(model: Path, device: str, products: str, threads: int, quiet: bool) -> tuple[Network, Path]:
     """The integer network of MODEL on the device, and the file it came from."""
     sleep_while_waiting()

@@ -87,7 +87,9 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
     else:
         name, convention = ("protein", "protein") if kind == "fasta" else (d.alphabet, d.convention)
     if "data.alphabet" not in given:
-        d = replace(d, alphabet=name, convention=convention if d.records else "")
+        if "data.convention" not in given:
+            d = replace(d, convention=convention if d.records else "")
+        d = replace(d, alphabet=name)
     # One text can be entered anywhere; records are shuffled instead.
     train = replace(found.train, rotate=found.train.rotate and not d.records)
     found = replace(found, model=model, data=d, train=train)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of, tell
+from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, moving, network_of, tell
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
@@ -66,7 +66,7 @@ def command(
         raise DataError(f"{file} is a folder. Give a file; tar makes one of a folder.")
     target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
     if not bench:
-        require_room(target, force, read=(file, model))
+        require_room(target, force, read=(file, *files_of(model)))
     elif figure is not None:
         require_room(figure, force, read=(file,), endings=(".svg",))
         require_room(figure.with_suffix(".png"), force, read=(file,))

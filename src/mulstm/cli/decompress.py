@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._codec import Coder, Model, Products, Threads, moving, network_of, tell
+from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, moving, network_of, tell
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
@@ -34,7 +34,7 @@ def command(
     if output is None and str(file) != "-" and file.suffix != ".mul":
         raise typer.BadParameter(f"{file} does not end in .mul, so say where to write", param_hint="--output")
     target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))
-    require_room(target, force, read=(file, model))
+    require_room(target, force, read=(file, *files_of(model)))
     network, _ = network_of(model, device, products, threads, quiet)
     from mulstm.codec import archive
 

@@ -21,6 +21,7 @@ def command(
 ) -> None:
     """Train a small model on Python's own library text, measure it, and sample from it."""
     from mulstm import checkpoint, console, recipe, report, train
+    from mulstm.codec.bench import STANDARD
     from mulstm.data import load
     from mulstm.sample import Sampling, sample
 
@@ -31,7 +32,8 @@ def command(
     record, folder = train.train(
         chosen, runs_dir=runs_dir, device=device, resume_from="auto" if resume else None
     )
-    compressors = packed(corpus.split("test").raw())
+    data = corpus.split("test").raw()
+    compressors = {name: 8 * len(pack(data)) / len(data) for name, pack, _ in STANDARD}
     loaded = checkpoint.load(folder)
     drawn = sample(loaded.model, loaded.alphabet, b"def ", Sampling(length=400, temperature=0.7))
     text = "def " + b"".join(piece for (piece,) in drawn).decode("utf-8", errors="replace")
@@ -49,17 +51,3 @@ def command(
     console.result(f"learning curve: {', '.join(str(path) for path in figures)}")
     console.result(f'more text: mulstm sample {folder} --prompt "class "')
     console.result(f"a page to type into: mulstm demo {folder}")
-
-
-def packed(data: bytes) -> dict[str, float]:
-    """Bits/char of three well-known compressors at their strongest setting."""
-    import bz2
-    import gzip
-    import lzma
-
-    sizes = {
-        "gzip -9": len(gzip.compress(data, 9)),
-        "bzip2 -9": len(bz2.compress(data, 9)),
-        "xz -9e": len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)),
-    }
-    return {name: 8 * size / len(data) for name, size in sizes.items()}

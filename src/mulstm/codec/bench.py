@@ -23,6 +23,11 @@ HEADERS = ("compressor", "bytes", "bits/byte", "with model", "bits/byte", "to MB
 SPEED = "decode_megabytes_per_second"
 
 Coding = tuple[str, Callable[[bytes], bytes], Callable[[bytes], bytes]]
+STANDARD: tuple[Coding, ...] = (  # those of the standard library, at their strongest
+    ("gzip -9", lambda data: gzip.compress(data, 9), gzip.decompress),
+    ("bzip2 -9", lambda data: bz2.compress(data, 9), bz2.decompress),
+    ("xz -9e", lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), lzma.decompress),
+)
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,8 @@ def _row(
 
 
 def others() -> Iterator[Coding]:
-    """The compressors of the standard library at their best, then those that are installed."""
-    yield "gzip -9", lambda data: gzip.compress(data, 9), gzip.decompress
-    yield "bzip2 -9", lambda data: bz2.compress(data, 9), bz2.decompress
-    yield "xz -9e", lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), lzma.decompress
+    """Those of the standard library, then those that are installed."""
+    yield from STANDARD
     if find_spec("zstandard"):
         import zstandard
 

@@ -226,7 +226,8 @@ def is_hidden(relative: Path) -> bool:
 def _unpacked(path: Path) -> Path:
     if path.suffix.lower() not in store.PACKED:
         return path
-    target = store.cache_folder() / "unpacked" / f"{store.key_of(path)}-{path.stem}"
+    name = path.stem.removesuffix(".tar")
+    target = store.cache_folder() / "unpacked" / f"{store.key_of(path)}-{name}"
     if not target.is_file():
-        store.unpack(path, target, path.stem)
+        store.unpack(path, target, name)
     return target

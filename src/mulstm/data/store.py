@@ -19,7 +19,7 @@ from mulstm import __version__
 from mulstm.data.known import File, Known
 from mulstm.errors import DataError
 
-PACKED = (".xz", ".gz", ".bz2", ".zip", ".tgz")
+PACKED = (".xz", ".gz", ".bz2", ".zip", ".tgz", ".tar")
 BLOCK = 1 << 20
 # RuntimeError is zipfile's for a member that is encrypted or packed in an unknown way.
 DAMAGED = (lzma.LZMAError, zlib.error, EOFError, zipfile.BadZipFile, tarfile.TarError, RuntimeError)
@@ -96,11 +96,11 @@ def opened(path: Path, member: str) -> Iterator[IO[bytes]]:
             archive = stack.enter_context(zipfile.ZipFile(path))
             inside = [n for n in archive.namelist() if not n.endswith("/")]
             yield stack.enter_context(archive.open(_pick(path, inside, member)))
-        elif suffix == ".tgz":
+        elif suffix == ".tgz" or ".tar" in (suffix, Path(path.stem).suffix.lower()):
             tar = stack.enter_context(tarfile.open(path))
             stream = tar.extractfile(_pick(path, [m.name for m in tar if m.isfile()], member))
             yield stack.enter_context(cast(IO[bytes], stream))
-            while cast(IO[bytes], tar.fileobj).read(BLOCK):  # gzip's checksum comes after the last member
+            while cast(IO[bytes], tar.fileobj).read(BLOCK):  # a checksum comes after the last member
                 pass
         elif suffix == ".xz":
             yield stack.enter_context(lzma.open(path))

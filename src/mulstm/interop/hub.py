@@ -36,7 +36,8 @@ def save_pretrained(loaded: Checkpoint, folder: str | os.PathLike[str], *, licen
         loaded = dataclasses.replace(loaded, meta={**meta, "fingerprint": fingerprint})
         write_atomic(made / CONFIG, json.dumps(_config(loaded), indent=2, sort_keys=True) + "\n")
         if not (place / CARD).exists():
-            write_atomic(made / CARD, card(loaded, place.resolve().name, licence))
+            text = card(loaded, place.resolve().name, licence)
+            write_atomic(made / CARD, text.encode(errors="replace"))  # a file's name may be no text
     return [place / MODEL, place / CONFIG, place / CARD]
 
 

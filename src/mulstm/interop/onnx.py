@@ -29,8 +29,8 @@ class Step(nn.Module):
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
-        self.model = model.folded().eval()
-        self.model.backend = "reference"
+        self.model = model.folded().eval().cpu().float()  # folded: a copy, the caller's stays as it is
+        self.model.backend, self.model.precision = "reference", "fp32"
 
     def forward(self, symbol: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """symbol (B,), h and c (layers, B, H) -> logits (B, N), h, c."""
@@ -45,7 +45,7 @@ def write(loaded: Checkpoint, path: Path) -> list[Path]:
     Both are checked in onnxruntime before they take their places.
     """
     _require("onnx", "onnxscript", "onnxruntime")
-    step = Step(loaded.model.cpu().float())
+    step = Step(loaded.model)
     example = _example(step.model, 2)
     batch = torch.export.Dim("batch")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder, _silence():

@@ -67,6 +67,10 @@ def as_arrays(tensors: Mapping[str, Any], where: str) -> dict[str, AnyArray]:
                 f"{where}: {key} should be a tensor but is {type(tensor).__name__}. "
                 "Check that the file is of the format named."
             )
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise CheckpointError(
+                f"{where}: {key} is a sparse or quantised tensor. Save a plain one (to_dense, dequantize)."
+            )
         small = tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64)
         arrays[key] = (tensor.detach().float() if small else tensor.detach()).numpy()
     return arrays
@@ -83,6 +87,10 @@ def mapping(value: Any, name: str, where: str) -> Mapping[str, Any]:
         raise CheckpointError(
             f"{where}: {name} should be a dictionary but is {type(value).__name__}. "
             "Check that the file is of the format named."
+        )
+    if not all(isinstance(key, str) for key in value):
+        raise CheckpointError(
+            f"{where}: {name} has keys that are no names. Check that the file is of the format named."
         )
     return value
 

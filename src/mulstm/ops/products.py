@@ -104,10 +104,11 @@ def step_product(W: Tensor, lanes: int, uses: int) -> Step:
 def many(x: Tensor, W: Tensor, b: Tensor | None = None, y: Tensor | None = None) -> Tensor:
     """x W^T + b of many rows, into y where it is given."""
     if _is_native(x) and x.is_contiguous() and native.products().VectorProduct.fits(W):
-        found: Tensor = native.products().VectorProduct(W)(x, b, y)
-        return found
+        made: Tensor = native.products().VectorProduct(W)(x, b, y)
+        return made
     if y is None:
-        return product(W, len(x), PACK_FROM)(x)
+        found = product(W, len(x), PACK_FROM)(x)
+        return found if b is None else found + b
     return torch.mm(x, W.T, out=y) if b is None else torch.addmm(b, x, W.T, out=y)
 
 
@@ -168,8 +169,8 @@ def _can_pack(dtype: torch.dtype) -> bool:
     try:
         if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return False
-        W, x = torch.eye(4, 2, dtype=dtype), torch.ones(3, 2, dtype=dtype)
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("cpu"):
+            W, x = torch.eye(4, 2, dtype=dtype), torch.ones(3, 2, dtype=dtype)
             return bool((Packed(W, 3).plus(x, torch.ones(3, 4, dtype=dtype)) == x @ W.T + 1).all())
     except (AttributeError, RuntimeError, NotImplementedError):
         return False

@@ -44,7 +44,7 @@ def require_folder(results: Path) -> None:
 def page_beside(results: Path) -> Path | None:
     """The README beside the records' folder, where it has a place for their table: another's has none."""
     page = results.parent / "README.md"
-    return page if page.is_file() and BEGIN in page.read_text(encoding="utf-8") else None
+    return page if page.is_file() and BEGIN.encode() in page.read_bytes() else None
 
 
 def _stale_figures(results: Path) -> list[Figure]:
@@ -55,7 +55,7 @@ def _stale_figures(results: Path) -> list[Figure]:
 def _stale_texts(results: Path, readme: Path | None) -> dict[Path, str]:
     """What the files should hold that hold something else, or are missing."""
     texts = _texts(results, readme)
-    return {p: text for p, text in texts.items() if not p.is_file() or p.read_text(encoding="utf-8") != text}
+    return {p: text for p, text in texts.items() if not p.is_file() or p.read_bytes() != text.encode()}
 
 
 def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
@@ -75,7 +75,10 @@ def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
 
 def _between(page: Path, table: str) -> str:
     """The page with the table between its two marks."""
-    text = page.read_text(encoding="utf-8")
+    try:
+        text = page.read_text(encoding="utf-8")
+    except UnicodeDecodeError as fault:
+        raise RunError(f"{page} is not written in UTF-8 ({fault.reason}). Save it so.") from fault
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:

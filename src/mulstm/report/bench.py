@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,14 @@ def _machines(results: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, An
 def figures(results: Path) -> list[Figure]:
     """For each GPU its times; and its losses, where they were measured."""
     found = []
-    # A change of how they are drawn makes the drawn ones stale, as a change of the data does.
-    drawn_by = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     for name, record, losses in _machines(results):
         panels = _panels(record["rows"]) if _is_gpu(record) else []
         if panels:
-            data = {"machine": name.upper(), "panels": panels, "drawn_by": drawn_by}
+            data = {"machine": name.upper(), "panels": panels}
             lines = sum(len(panel["points"]) for panel in panels) + 3 * len(panels)
             found.append(Figure(f"bench-{name}", data, _paint, (8.4, 0.6 + 0.2 * lines)))
         if losses:
-            about = {"machine": name.upper(), "losses": losses, "drawn_by": drawn_by}
+            about = {"machine": name.upper(), "losses": losses}
             found.append(Figure(f"losses-{name}", about, _paint_losses, (7.6, 6.0)))
     return found
 

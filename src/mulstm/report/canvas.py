@@ -29,6 +29,7 @@ STYLE = {
     "svg.hashsalt": "mulstm",
     "font.family": "DejaVu Sans",
     "font.size": 10,
+    "text.parse_math": False,  # a dollar sign in a text is no formula
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": FAINT,
