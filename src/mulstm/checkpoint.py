@@ -70,7 +70,14 @@ def save(
 ) -> str:
     """Replaces the file in one step and returns its fingerprint; without `storage` nothing is rounded."""
     alphabet.require_size(model.alphabet_size)
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    plain = _shapes(Path(path), model.recipe, model.alphabet_size, len(weights))
+    if odd := sorted(plain.keys() ^ weights.keys()):
+        raise CheckpointError(
+            f"The model has parametrizations or is pruned ({', '.join(odd[:4])}), which no file holds. Make "
+            "them part of its weights first: parametrize.remove_parametrizations, prune.remove."
+        )
     if storage is None:
         storage = "fp64" if any(tensor.dtype == torch.float64 for tensor in weights.values()) else "fp32"
     tensors = _pack(weights, storage)
@@ -86,7 +93,12 @@ def save(
         "corpus": dict(corpus or {}),
         "fingerprint": _digest(tensors, model.recipe, alphabet),
     }
-    tensorfile.write(Path(path), tensors, meta)
+    try:
+        tensorfile.write(Path(path), tensors, meta)
+    except (TypeError, ValueError) as fault:  # of JSON
+        raise CheckpointError(
+            f"What is to be told of the model cannot be written ({fault}). Give names and finite numbers."
+        ) from fault
     return str(meta["fingerprint"])
 
 
@@ -94,6 +106,18 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Ch
     """The model on `device`, ready to be used; a run folder stands for the model that its record is of."""
     file = find(path)
     return tensorfile.undisturbed(file, lambda: _load(file, device))
+
+
+def of(model: Checkpoint | str | os.PathLike[str]) -> Checkpoint:
+    """The checkpoint that is given, or the one at the path: a bare model knows nothing of texts."""
+    if isinstance(model, Checkpoint):
+        return model
+    if not isinstance(model, (str, os.PathLike)):
+        raise CheckpointError(
+            f"A {type(model).__name__} does not know how its texts are written. "
+            "Give a path, or the Checkpoint that load_checkpoint returns."
+        )
+    return load(model)
 
 
 def _load(file: Path, device: str | torch.device) -> Checkpoint:
@@ -119,9 +143,9 @@ def _load(file: Path, device: str | torch.device) -> Checkpoint:
         ) from fault
     tensors = tensorfile.load(file)
     _check_tensors(file, tensors, _shapes(file, recipe.model, alphabet.size, len(tensors)), storage)
-    model = LanguageModel(recipe.model, alphabet.size, init=None)
-    if storage == "fp64":
-        model = model.double()
+    with torch.device("cpu"):  # whatever is usual elsewhere
+        model = LanguageModel(recipe.model, alphabet.size, init=None)
+    model = model.double() if storage == "fp64" else model.float()
     if _digest(tensors, recipe.model, alphabet) != stated:
         raise tensorfile.changed(file, "fingerprint")
     weights = _unpack(tensors, storage)

@@ -46,12 +46,10 @@ class Settings:
     rate: float | None = None  # None: MOVES / the model's parameters, from SLOWEST to FASTEST
     pull: float = 1e-3  # towards the trained weights, after each segment
     epsilon: float = 1e-5
-    # Weight norm is multiplied away, so that the matrices themselves move; else their rows and gains do. The
-    # embedding stays: multiplied in, each symbol would have columns of its own, and a segment in which a rare
-    # one occurs would move them by a hundred times what the statistics of all text allow for.
-    folded: bool = True
 
     def __post_init__(self) -> None:
+        if self.segment < 1:
+            raise MulstmError(f"A segment of {self.segment} symbols is none. Give 1 or more.")
         for name in ("rate", "pull", "epsilon"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -64,12 +62,27 @@ class Settings:
         return min(max(MOVES / model.parameter_count(), SLOWEST), FASTEST)
 
 
+def moving(model: LanguageModel) -> LanguageModel:
+    """The same function as it is best moved: without weight norm, so that the matrices themselves move.
+
+    The embedding stays: multiplied in, each symbol would have columns of its own, and a segment in which a
+    rare one occurs would move them by a hundred times what the statistics of all text allow for.
+    """
+    return model.folded(embedding=False).eval()
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
 def gather_statistics(
     model: LanguageModel, split: Split, *, lanes: int = 100, segment: int = 20, batches: int = 500
 ) -> Statistics:
     """R of every parameter: root mean square of its gradients over batches of `lanes` x `segment` symbols."""
     _require_text(split)
-    parameters = dict(model.named_parameters())
+    if min(lanes, segment, batches) < 1:
+        raise MulstmError(
+            f"{batches} batches of {lanes} x {segment} symbols are none. Give 1 or more of each."
+        )
+    parameters = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
     squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
     if split.symbols_count < segment:
@@ -83,7 +96,7 @@ def gather_statistics(
     for k in range(count):
         chunk = chunks.chunk_at(k)
         x, y = (torch.from_numpy(part).to(device, torch.long) for part in (chunk.x, chunk.y))
-        logits, state = model(x, state)
+        logits, state = functional_call(model, parameters, (x, state))
         state = _cut(state)
         nats = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         for name, g in zip(parameters, torch.autograd.grad(nats, list(parameters.values())), strict=True):
@@ -125,6 +138,10 @@ class Learner:
         self.names = list(named)
         self.theta: list[Tensor] = list(named.values())
         self.theta_0 = [p.detach().clone() for p in self.theta]
+        if {name: p.shape for name, p in named.items()} != {name: r.shape for name, r in statistics.items()}:
+            raise DataError(
+                "The statistics are of another model. Gather them of the very one that is to move."
+            )
         R = [statistics[name].to(p.device) for name, p in named.items()]
         mean = sum(float(r.sum(dtype=torch.float64)) for r in R) / sum(r.numel() for r in R)
         rate = settings.rate_of(self.model)
@@ -179,6 +196,8 @@ class GraphedLearner:
         return self.nats
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def evaluate_dynamic(
     model: LanguageModel,
     split: Split,
@@ -188,8 +207,14 @@ def evaluate_dynamic(
     symbols: int = 0,  # of the split's beginning; 0: all
     progress: Callable[[int, float], None] | None = None,  # gets the symbols read and their bits/char so far
 ) -> Evaluation:
-    """One lane, one pass, every symbol scored before a copy of `model` learns from it."""
+    """One lane, one pass, every symbol scored before a copy of `model` learns from it.
+
+    All parameters move as they are: give `moving(model)`, here and to `gather_statistics`, as a rule.
+    """
     _require_text(split)
+    split.alphabet.require_size(model.alphabet_size)
+    if symbols < 0:
+        raise MulstmError(f"{symbols} symbols cannot be read. Give 1 or more, or 0 for all.")
     learner = Learner(model, statistics, settings)
     device = learner.theta[0].device
     total = min(symbols, split.symbols_count) if symbols else split.symbols_count
@@ -199,7 +224,7 @@ def evaluate_dynamic(
     fast: Learner | GraphedLearner = learner
     if device.type == "cuda" and whole > 0:
         fast = GraphedLearner(learner, settings.segment)
-    losses = torch.empty(total, device=device)
+    losses = torch.empty(total, dtype=torch.float32, device=device)
     for start in range(0, total, settings.segment):
         stop = min(start + settings.segment, total)
         x, y = text[:, start:stop].long(), text[:, start + 1 : stop + 1].long()

@@ -15,7 +15,7 @@ import torch
 
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Chunk, Lanes
-from mulstm.errors import DataError
+from mulstm.errors import DataError, MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
 from mulstm.packing import nats_of, run
@@ -60,6 +60,11 @@ def evaluate(
 ) -> Evaluation:
     """The cost of a split, cut into `lanes` stretches that each start from a zero state; constant memory."""
     split.alphabet.require_size(model.alphabet_size)
+    if min(lanes, chunk) < 1 or symbols < 0:
+        raise MulstmError(
+            f"{symbols} symbols cannot be read in {lanes} lanes of chunks of {chunk}. "
+            "Give 1 or more of each, or 0 symbols for all."
+        )
     if isinstance(split, RecordSplit):
         if losses:
             raise DataError(

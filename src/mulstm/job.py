@@ -306,7 +306,7 @@ def board(folder: Path) -> Any:
 def _update(
     recipe: Recipe, share: parallel.Share, corpus: Corpus, start: Checkpoint | None
 ) -> updates.Update:
-    model = LanguageModel(recipe.model, corpus.alphabet.size, init=None)
+    model = LanguageModel(recipe.model, corpus.alphabet.size, init=None).float()
     if start is None:
         model.initialise(recipe.init, torch.Generator().manual_seed(recipe.train.seed))
     else:

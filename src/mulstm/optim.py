@@ -70,6 +70,14 @@ class NormalisedRMSprop(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": rate})
         self.decay = decay
         self.epsilon = epsilon
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One group only: an update has one length."""
+        if self.param_groups:
+            raise ValueError(
+                "The length of an update is that of all parameters together. Give them as one group."
+            )
+        super().add_param_group(param_group)
         for parameter in self.param_groups[0]["params"]:
             self.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -77,10 +85,16 @@ class NormalisedRMSprop(torch.optim.Optimizer):
             }
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """One update. Nothing here reads a value back, so that it can be captured in a CUDA graph."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         group = self.param_groups[0]
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            return loss
         gradients = [parameter.grad for parameter in parameters]
         steps = [self.state[parameter]["step"] for parameter in parameters]
         squares = [self.state[parameter]["mean_square"] for parameter in parameters]
@@ -97,6 +111,7 @@ class NormalisedRMSprop(torch.optim.Optimizer):
         scale = torch.where(length > 0, group["lr"] / length, torch.zeros_like(length))
         torch._foreach_mul_(moves, scale)
         torch._foreach_sub_(parameters, moves)
+        return loss
 
 
 def clip(parameters: Iterable[Tensor], largest: float) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mulstm.data.alphabet import Alphabet
+from mulstm.errors import MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
 from mulstm.ops.reference import State
@@ -74,7 +75,12 @@ class Predictor:
 
     def _rows(self, symbols: Symbols) -> Tensor:
         """(lanes, T), where the model is."""
-        x = torch.as_tensor(np.asarray(symbols)).to(self.device, torch.long)
+        given = np.asarray(symbols.cpu() if isinstance(symbols, Tensor) else symbols)
+        if given.dtype.kind not in "iu" or (
+            given.size and not 0 <= given.min() <= given.max() < self.alphabet.size
+        ):
+            raise ValueError(f"Symbols are whole numbers from 0 to {self.alphabet.size - 1}. Give such.")
+        x = torch.from_numpy(given.astype(np.int64)).to(self.device)
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         if x.dim() != 2 or x.shape[0] != self.lanes:
             raise ValueError(f"{self.lanes} lanes cannot take symbols of shape {tuple(x.shape)}")
@@ -82,6 +88,8 @@ class Predictor:
 
     def feed_text(self, text: bytes) -> None:
         """Takes in the same text on every lane."""
+        if not isinstance(text, (bytes, bytearray)):
+            raise MulstmError(f"The text {text!r:.40} is no bytes. Give it encoded.")
         if text:
             symbols = np.asarray(self.alphabet.encode(text))
             self.feed(np.broadcast_to(symbols, (self.lanes, symbols.size)).copy())

@@ -48,7 +48,12 @@ def texts(given: str | bytes | Iterable[str | bytes]) -> Iterator[bytes]:
     for k, text in enumerate([given] if isinstance(given, (str, bytes)) else given, 1):
         if not isinstance(text, (str, bytes)):
             raise DataError(f"Text {k} is {text!r}, no string. Take it out, or write it as one.")
-        yield text.encode() if isinstance(text, str) else text
+        try:
+            yield text.encode() if isinstance(text, str) else text
+        except UnicodeEncodeError as fault:
+            raise DataError(
+                f"Text {k} holds what is no character ({fault.reason}). Give its bytes."
+            ) from fault
 
 
 def kind_of(path: str) -> str:

@@ -34,6 +34,11 @@ class Sampling:
 
     def check(self) -> None:
         """Raises MulstmError for impossible values."""
+        for name in ("length", "top_k", "seed"):
+            if not isinstance(getattr(self, name), int):
+                raise MulstmError(f"The {name} is {getattr(self, name)!r}. Give a whole number.")
+        if self.seed < 0:
+            raise MulstmError(f"The seed {self.seed} is negative. Give 0 or more.")
         if self.length < 0:
             raise MulstmError(f"A length of {self.length} is negative. Give 0 or more symbols.")
         if not 0 <= self.temperature < math.inf:
@@ -65,6 +70,8 @@ def sample(
     how.check()
     if streams < 1:
         raise MulstmError(f"{streams} streams cannot be drawn. Give 1 or more.")
+    if predictor is not None and predictor.lanes != streams:
+        raise MulstmError(f"The predictor has {predictor.lanes} lanes, not {streams}. Give as many streams.")
     ours = predictor is None
     predictor = predictor or Predictor(model, alphabet, streams)
     start = alphabet.special("start")

@@ -14,7 +14,7 @@ import torch
 from mulstm import checkpoint, console, optim, parallel, resume, runs, units
 from mulstm import job as jobs
 from mulstm import recipe as recipes
-from mulstm.errors import RunError
+from mulstm.errors import RecipeError, RunError
 from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.job import Job
 from mulstm.nn import packed
@@ -48,7 +48,7 @@ class RunInterruptedError(RunError):
 def train(
     recipe: Recipe,
     *,
-    runs_dir: Path = runs.ROOT,
+    runs_dir: str | Path = runs.ROOT,
     data_dir: str | Path | None = None,
     device: str = "auto",
     resume_from: str | None = None,  # "auto", or the folder of a run
@@ -58,7 +58,10 @@ def train(
     quiet: bool = False,
 ) -> tuple[dict[str, Any], Path]:
     """The record of the run, which metrics.json holds too, and its folder."""
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"{recipe!r:.60} is no recipe. Give one that load_recipe has read.")
     recipes.check(recipe)
+    runs_dir = Path(runs_dir)
     started = time.perf_counter()
     with parallel.joined(device) as share, contextlib.ExitStack() as stack:
         tell = console.note if share.first and not quiet else None

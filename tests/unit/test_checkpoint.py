@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch.nn.utils import prune
 
 from mulstm import checkpoint
 from mulstm.data import Alphabet
@@ -173,3 +174,36 @@ def test_a_released_model_is_found_by_name(
     assert checkpoint.find("tiny") == Path("tiny")
     with pytest.raises(CheckpointError, match=r"by name: .*tiny"):
         checkpoint.find("tinny")
+
+
+def test_what_no_file_can_hold_is_not_saved(model: LanguageModel, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    checkpoint.save(path, torch.compile(model, backend="eager"), ALPHABET)
+    assert same_weights(checkpoint.load(path).model, model)
+    with pytest.raises(CheckpointError, match=r"cannot be written .* Give names and finite numbers"):
+        checkpoint.save(path, model, ALPHABET, metrics={"bits": float("nan")})
+    prune.l1_unstructured(model.layers[0], "W_zm", 0.5)
+    with pytest.raises(CheckpointError, match=r"is pruned \(.*W_zm.*\), which no file holds"):
+        checkpoint.save(path, model, ALPHABET)
+    prune.remove(model.layers[0], "W_zm")
+    checkpoint.save(path, model, ALPHABET)
+    assert same_weights(checkpoint.load(path).model, model)
+
+
+@pytest.mark.parametrize("usual", [torch.bfloat16, torch.float64])
+def test_the_type_that_is_usual_elsewhere_is_not_loaded(
+    model: LanguageModel, tmp_path: Path, usual: torch.dtype
+) -> None:
+    checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET)
+    torch.set_default_dtype(usual)
+    try:
+        found = checkpoint.load(tmp_path / "m.safetensors").model
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same_weights(found, model)
+
+
+def same_weights(a: LanguageModel, b: LanguageModel) -> bool:
+    return all(
+        torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(a.parameters(), b.parameters(), strict=True)
+    )

@@ -198,3 +198,32 @@ def test_a_text_of_one_symbol_teaches_nothing(tmp_path) -> None:
 def test_impossible_settings(how) -> None:
     with pytest.raises(MulstmError, match=r"of dynamic evaluation is .*\. Give a number of 0 or more"):
         Settings(**how)
+
+
+def test_frozen_parameters_and_modes_without_gradients(model, text) -> None:
+    train, test = text.split("train"), text.split("test")
+    R = gather_statistics(model, train, lanes=4, segment=7, batches=5)
+    expected = evaluate_dynamic(model, test, R, SETTINGS, symbols=70)
+    model.W_out.requires_grad_(False)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            again = gather_statistics(model, train, lanes=4, segment=7, batches=5)
+            found = evaluate_dynamic(model, test, again, SETTINGS, symbols=70)
+        assert found.nats == pytest.approx(expected.nats, rel=1e-6)
+
+
+def test_what_does_not_belong_together(model, text) -> None:
+    test = text.split("test")
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    other = LanguageModel(ModelRecipe(hidden=5), model.alphabet_size)
+    with pytest.raises(DataError, match="statistics are of another model"):
+        evaluate_dynamic(other, test, R, SETTINGS)
+    with pytest.raises(MulstmError, match="Give 1 or more"):
+        evaluate_dynamic(model, test, R, SETTINGS, symbols=-5)
+    with pytest.raises(MulstmError, match="Give 1 or more"):
+        gather_statistics(model, test, lanes=0)
+    with pytest.raises(MulstmError, match="A segment of -3 symbols is none"):
+        Settings(segment=-3)
+    for how in ({"lanes": 0}, {"chunk": -5}, {"symbols": -1}):
+        with pytest.raises(MulstmError, match="Give 1 or more of each"):
+            evaluate(model, test, **how)

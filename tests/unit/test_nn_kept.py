@@ -128,3 +128,20 @@ def test_another_thread_may_forget_at_any_moment() -> None:
 
     kept = Forgetful()
     assert [kept.get([torch.zeros(1)], None, lambda: 5) for _ in range(2)] == [5, 5]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_a_fused_step_is_seen_however_the_gradients_came(kind: type[torch.optim.Optimizer]) -> None:
+    model = make(ModelRecipe(hidden=6, embedding=4, weight_norm=True)).eval()
+    x = torch.randint(9, (2, 20))
+    optimiser = kind(model.parameters(), lr=0.1, fused=True)
+    with torch.enable_grad():
+        model(x)[0].square().sum().backward()
+    with torch.no_grad():
+        before = model.hidden(x)[0]  # kept between the gradients and the step
+        optimiser.step()
+        optimiser.zero_grad()
+        after = model.hidden(x)[0]
+        model.forget()
+        assert not after.equal(before)
+        assert after.equal(model.hidden(x)[0])

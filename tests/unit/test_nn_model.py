@@ -9,7 +9,7 @@ import torch
 
 from mulstm.errors import RecipeError
 from mulstm.nn import LanguageModel
-from mulstm.recipe import CELLS, ModelRecipe
+from mulstm.recipe import CELLS, DropoutRecipe, ModelRecipe
 from nn_models import BARE, STACKED, make
 
 EMBEDDED = {"embedding": 400, "weight_norm": True}
@@ -176,3 +176,43 @@ def test_b_h_is_the_first_block_of_b_z_and_can_be_frozen() -> None:
 def test_impossible_models(recipe: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         LanguageModel(ModelRecipe(**recipe), 5)
+
+
+def test_targets_and_beginnings_of_another_form() -> None:
+    model, x = make(ModelRecipe(hidden=6)), torch.randint(9, (4, 20))
+    for ask in (model.loss, model.losses):
+        with pytest.raises(ValueError, match=r"y is \(20, 4\) and x \(4, 20\)\. Give one for each symbol"):
+            ask(x, x.T)
+    with pytest.raises(ValueError, match=r"first is \(4,\) and x"):
+        model(x, first=torch.ones(4))
+
+
+@pytest.mark.parametrize("cell", ["mlstm", "lstm", "rnn"])
+def test_beginnings_as_numbers(cell: str) -> None:
+    model, x = make(ModelRecipe(hidden=6, cell=cell)), torch.randint(9, (3, 12))
+    first = torch.rand(3, 12) < 0.2
+    torch.testing.assert_close(model(x, first=first.long())[0], model(x, first=first)[0])
+
+
+def test_any_target_below_zero_counts_for_nothing() -> None:
+    model, x = make(ModelRecipe(hidden=6)), torch.randint(9, (3, 12))
+    y, none = x.clone(), torch.rand(3, 12) < 0.3
+    y[none] = -100
+    each, _ = model.losses(x, y)
+    assert each[none].eq(0).all()
+    assert float(model.loss(x, y)[0].detach()) == pytest.approx(float(each.sum()) / int((~none).sum()))
+
+
+def test_the_state_is_its_owners() -> None:
+    model, x = make(ModelRecipe(hidden=6)), torch.randint(9, (2, 7))
+    h, state = model.hidden(x)
+    before = h.detach().clone()
+    with torch.no_grad():
+        state[-1].h.zero_()
+    h.sum().backward()
+    assert h.equal(before)
+
+
+def test_all_of_a_mask_cannot_be_dropped() -> None:
+    with pytest.raises(RecipeError, match=r"A share of 1.0 cannot be dropped"):
+        make(ModelRecipe(hidden=6)).draw_masks(2, DropoutRecipe(hidden=1.0))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, stack_module_state
 from torch.nn.utils import parametrize, prune
@@ -201,3 +202,69 @@ def test_autocast_does_not_touch_a_model(evaluation: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             found = everything()
     assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("usual", [torch.bfloat16, torch.float64])
+def test_the_type_that_is_usual_elsewhere_is_not_taken(usual: torch.dtype) -> None:
+    torch.manual_seed(4)
+    module, x = MultiplicativeLSTM(16, 64), torch.randn(20, 8, 16, requires_grad=True)
+    state = torch.randn(1, 8, 64, requires_grad=True), torch.randn(1, 8, 64)
+
+    def run() -> list[Tensor]:
+        h, _ = module(x, state)
+        with torch.no_grad():
+            plain, _ = module.eval()(x)
+        return [h, plain, *torch.autograd.grad(h.square().sum(), [x, state[0], *module.parameters()])]
+
+    truth = run()
+    torch.set_default_dtype(usual)
+    try:
+        found = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-6)
+
+
+def test_fake_tensors_pass_through() -> None:
+    module = layer().float()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made = MultiplicativeLSTM(E, H)
+        for one in (made, module, module.eval()):
+            for gradients in (True, False):
+                with torch.set_grad_enabled(gradients):
+                    assert one(torch.randn(4, 3, E))[0].shape == (4, 3, H)
+
+
+def test_weights_that_come_later() -> None:
+    for bias in (True, False):
+        right = layer(bias=bias).float()
+        with torch.device("meta"):
+            empty, assigned = (MultiplicativeLSTM(E, H, bias=bias) for _ in range(2))
+            assert MultiplicativeLSTM(E, H, bias=bias, device="cpu").layers[0].W_zx.device.type == "cpu"
+        empty.to_empty(device="cpu").load_state_dict(right.state_dict())
+        assigned.load_state_dict(right.state_dict(), assign=True)
+        for module in (empty, assigned):
+            torch.testing.assert_close(module(X.float()), right(X.float()))
+
+
+def test_exported_for_any_number_of_lanes() -> None:
+    module = layer().float().eval()
+    lanes = torch.export.Dim("lanes")
+    program = torch.export.export(module, (torch.randn(9, 8, E),), dynamic_shapes=({1: lanes},))
+    x = torch.randn(9, 300, E)
+    torch.testing.assert_close(program.module()(x)[0], module(x)[0])
+
+
+def test_many_gradients_at_once() -> None:
+    module, x = MultiplicativeLSTM(16, 512), torch.randn(20, 32, 16, requires_grad=True)  # 1 MiB and more
+    h, _ = module(x)
+    given, W = torch.randn(3, *h.shape), module.stack[0].get_parameter("W_zx")
+    each = [torch.stack([torch.autograd.grad(h, p, g, retain_graph=True)[0] for g in given]) for p in (x, W)]
+    found = torch.autograd.grad(h, (x, W), given, is_grads_batched=True)
+    for a, b in zip(found, each, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_float64_stays_float64_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer()(X)[0].dtype == torch.float64

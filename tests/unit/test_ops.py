@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mulstm.errors import BackendError
-from mulstm.ops import BACKENDS, State, chosen, objections, recurrence
+from mulstm.ops import BACKENDS, State, chosen, modes, objections, recurrence
 
 T, B, H = 3, 2, 4
 
@@ -38,8 +38,9 @@ def test_a_backend_asked_by_name_runs_or_says_why_not() -> None:
         recurrence(**given(), backend="cudnn")
 
 
-def test_kernels_are_not_asked_for_no_lanes() -> None:
+def test_kernels_are_not_asked_for_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that only say they are on a GPU: nothing is computed here."""
+    monkeypatch.setattr(modes, "objection", lambda: None)  # to fake tensors
     with FakeTensorMode(), torch.device("cuda"):
         zx, h_0 = torch.zeros(T, 0, H, dtype=torch.bfloat16), torch.zeros(0, H, dtype=torch.bfloat16)
         chunk = {"mx": None, "zx": zx, "W_mh": None, "W_zm": torch.zeros(H, H, dtype=torch.bfloat16)}

@@ -165,3 +165,21 @@ def test_state_put_back_goes_on_as_before(name: str) -> None:
         each.step()
     for (_, a), (_, b) in zip(named, others, strict=True):
         assert torch.equal(a, b)
+
+
+def test_rmsprop_bears_what_every_optimiser_bears() -> None:
+    W = torch.nn.Parameter(torch.ones(3))
+    optimiser = optim.NormalisedRMSprop([W], torch.tensor(0.5), 0.95, 1e-8)
+    assert optimiser.step() is None  # no gradients: nothing moves
+    assert W.equal(torch.ones(3))
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        loss = W.square().sum()
+        loss.backward()
+        return loss
+
+    assert float(optimiser.step(closure).detach()) == 3.0
+    assert float((W - 1).norm().detach()) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="Give them as one group"):
+        optimiser.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from mulstm.data import Alphabet
-from mulstm.errors import BackendError, DataError
+from mulstm.errors import BackendError, DataError, MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import CELLS, ModelRecipe
+from mulstm.sample import sample
 
 ALPHABET = Alphabet(b"abcdefg ")
 X = np.random.default_rng(1).integers(8, size=(3, 20))
@@ -80,3 +81,14 @@ def test_what_a_kernel_made_that_waited_in_vain_is_no_prediction(monkeypatch: py
     monkeypatch.setattr("mulstm.nn.packed.has_failed", lambda device: True)
     with pytest.raises(BackendError, match="waited in vain"):
         predictor.log_probs()
+
+
+def test_what_cannot_be_fed() -> None:
+    predictor = Predictor(LanguageModel(ModelRecipe(hidden=4), 256), Alphabet.bytes(), 2)
+    for symbols in ([3.7, 1.0], [0, 256], [-1, 3]):
+        with pytest.raises(ValueError, match="Symbols are whole numbers from 0 to 255"):
+            predictor.feed(np.array(symbols))
+    with pytest.raises(MulstmError, match=r"'text' is no bytes\. Give it encoded"):
+        predictor.feed_text("text")  # type: ignore[arg-type]
+    with pytest.raises(MulstmError, match="The predictor has 2 lanes, not 3"):
+        sample(predictor.model, predictor.alphabet, streams=3, predictor=predictor)

@@ -132,6 +132,9 @@ def test_a_symbol_without_weight_is_never_drawn() -> None:
         {"top_p": 1.5},
         {"length": -1},
         {"stop": "ab"},
+        {"seed": -1},
+        {"top_k": 2.5},
+        {"length": 3.5},
     ],
 )
 def test_impossible_values(model: LanguageModel, how: dict[str, float]) -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import foreign
+import mulstm
 from mulstm import interop
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import CheckpointError, DataError
+from mulstm.errors import CheckpointError, DataError, MulstmError
 from mulstm.interop import openai, tape, unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
@@ -155,3 +156,16 @@ def test_a_model_without_a_head_cannot_predict() -> None:
     loaded = as_checkpoint(tape.from_arrays(foreign.tape(head=False).arrays, "unirep", "w"))
     with pytest.raises(CheckpointError, match="without its output layer"):
         score(loaded, "MK")
+
+
+def test_what_cannot_be_scored() -> None:
+    model = LanguageModel(ModelRecipe(hidden=4), 256)
+    for ask in (mulstm.score, mulstm.embed):
+        with pytest.raises(MulstmError, match="A LanguageModel does not know how its texts are written"):
+            ask(model, "text")
+    loaded = Checkpoint(model, Alphabet.bytes(), Recipe(), {})
+    for ask in (mulstm.score, mulstm.embed):
+        with pytest.raises(MulstmError, match=r"Text 1 holds what is no character .* Give its bytes"):
+            ask(loaded, "a\ud800")
+    with pytest.raises(MulstmError, match="-1 likeliest symbols"):
+        mulstm.score(loaded, "text", following=-1)

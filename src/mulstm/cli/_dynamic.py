@@ -10,7 +10,7 @@ from mulstm.checkpoint import Checkpoint
 from mulstm.cli._text import is_own, part_of
 from mulstm.data.corpus import Split
 from mulstm.data.store import cache_folder
-from mulstm.dynamic import Settings, Statistics, kept_statistics
+from mulstm.dynamic import Settings, Statistics, kept_statistics, moving
 from mulstm.errors import CheckpointError
 from mulstm.evaluate import Evaluation
 from mulstm.job import hardware
@@ -23,10 +23,10 @@ REMEDY = "Leave --dynamic out, which wants that text."
 
 
 def prepare(
-    loaded: Checkpoint, settings: Settings, text: str, data_dir: Path | None
+    loaded: Checkpoint, settings: Settings, folded: bool, text: str, data_dir: Path | None
 ) -> tuple[LanguageModel, Statistics, Settings]:
     """The model that moves, the training text's statistics, kept in the cache, and settings with a rate."""
-    model = loaded.model.folded(embedding=False).eval() if settings.folded else loaded.model
+    model = moving(loaded.model) if folded else loaded.model
     R = kept_statistics(
         cache_folder() / "statistics",
         model,
@@ -65,13 +65,13 @@ def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
         )
 
 
-def for_record(found: Evaluation, settings: Settings, loaded: Checkpoint) -> dict[str, Any]:
+def for_record(found: Evaluation, settings: Settings, folded: bool, loaded: Checkpoint) -> dict[str, Any]:
     """What a record keeps of it."""
     perplexity = found.word_perplexity
     return {
         "test_bits_per_char": found.bits_per_char,
         **({} if perplexity is None else {"test_word_perplexity": perplexity}),
-        **facts(settings)["dynamic"],
+        **facts(settings, folded)["dynamic"],
         "precision": loaded.model.precision,
         "storage": loaded.meta["storage"],
         "seconds": found.seconds,
@@ -80,6 +80,7 @@ def for_record(found: Evaluation, settings: Settings, loaded: Checkpoint) -> dic
     }
 
 
-def facts(settings: Settings) -> dict[str, Any]:
+def facts(settings: Settings, folded: bool) -> dict[str, Any]:
     """For the printed result."""
-    return {"dynamic": vars(settings) | {"statistics_lanes": LANES, "statistics_batches": BATCHES}}
+    statistics = {"statistics_lanes": LANES, "statistics_batches": BATCHES}
+    return {"dynamic": vars(settings) | {"folded": folded} | statistics}

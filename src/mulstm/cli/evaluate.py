@@ -96,10 +96,10 @@ def command(
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
 
-    asked = Settings(segment, rate, pull, epsilon, folded=not as_trained)
+    asked = Settings(segment, rate, pull, epsilon)
     if dynamic and lanes not in (None, 1):
         raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
-    if not dynamic and asked != Settings():
+    if not dynamic and (as_trained or asked != Settings()):
         raise typer.BadParameter(
             "--segment, --rate, --pull, --epsilon and --as-trained go with it only", param_hint="--dynamic"
         )
@@ -118,7 +118,7 @@ def command(
 
         if record is not None:
             _dynamic.require_record_of(loaded, part, record)
-        moving, R, settings = _dynamic.prepare(loaded, asked, text, data_dir)
+        moving, R, settings = _dynamic.prepare(loaded, asked, not as_trained, text, data_dir)
         lanes = 1
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
         if losses is not None and found.losses is not None:
@@ -136,7 +136,9 @@ def command(
     costs = _word_costs(part, found) if words else None
     counts = recounted(part.corpus, part.name, found.symbols)
     if as_json:
-        result = _facts(model, loaded, part, found, lanes) | (_dynamic.facts(settings) if dynamic else {})
+        result = _facts(model, loaded, part, found, lanes) | (
+            _dynamic.facts(settings, not as_trained) if dynamic else {}
+        )
         if words:
             result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
         if counts:
@@ -149,7 +151,7 @@ def command(
         if counts:
             console.result(_told_of_protocols(found, counts))
     if record is not None:  # last, so that a full disk does not take the figures with it
-        add_dynamic(record, _dynamic.for_record(found, settings, loaded))
+        add_dynamic(record, _dynamic.for_record(found, settings, not as_trained, loaded))
 
 
 def _word_costs(part: Split, found: Evaluation) -> WordCosts | None:

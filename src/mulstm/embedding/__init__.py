@@ -65,7 +65,7 @@ def embed(
     lanes: int = LANES,
 ) -> Representations:
     """The representations of texts or proteins, under the model's own convention, in memory."""
-    loaded = model if isinstance(model, Checkpoint) else checkpoint.load(model)
+    loaded = checkpoint.of(model)
     convention = loaded.convention
     given = list(texts(sequences))
     H = loaded.model.recipe.hidden

@@ -68,7 +68,7 @@ def export_model(name: str, model: str | os.PathLike[str], out: str | os.PathLik
 
 def to_model(weights: Weights) -> LanguageModel:
     """The model, in evaluation mode; every parameter comes from the arrays or it is an error."""
-    model = LanguageModel(weights.recipe, weights.alphabet.size, init=None)
+    model = LanguageModel(weights.recipe, weights.alphabet.size, init=None).float()
     tensors = {key: torch.from_numpy(array.copy()) for key, array in weights.arrays.items()}
     model.load_state_dict(tensors, strict=True)
     return model.eval()

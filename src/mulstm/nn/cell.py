@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ class _Base(Keeping):
         self._kept: Kept[tuple[Weights, ...]] = Kept()
         self.layers = nn.ModuleList()
 
+    def _build(self, sizes: list[int], device: Any, dtype: torch.dtype | None) -> None:
+        """A layer for each size of input."""
+        how: dict[str, Any] = {"unit": self.unit, "weight_norm": self.weight_norm, "bias": self.bias}
+        with nullcontext() if device is None else torch.device(device):
+            for size in sizes:
+                self.layers.append(Layer("mlstm", size, self.hidden_size, **how))
+            self.reset_parameters()
+        if dtype is not None:
+            self.to(dtype)
+
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draws the weights anew: orthogonal matrices, forget gates open (bias 3), as in the paper."""
         for layer in self.stack:
@@ -54,9 +65,9 @@ class _Base(Keeping):
                 f"The input's last dimension is {x.shape[-1]}, and input_size is {self.input_size}. "
                 "Give vectors of that size."
             )
-        if modes.autocasts(x.device):
+        dtype: torch.dtype = getattr(self.stack[0], "b_z" if self.bias else "W_zx").dtype
+        if modes.autocasts(x.device) and dtype != torch.float64:  # which autocast leaves alone
             return torch.get_autocast_dtype(x.device.type)
-        dtype = self.stack[0].b_z.dtype
         if x.dtype != dtype:
             raise ValueError(f"The input is {x.dtype} and the weights are {dtype}. Cast one of the two.")
         return dtype
@@ -94,8 +105,9 @@ _USUAL = {
 class MultiplicativeLSTM(_Base):
     """One or more multiplicative LSTM layers, called as torch.nn.LSTM is: `output, (h_n, c_n) = layer(x)`.
 
-    Left out: `proj_size`. c_n is never of less than float32. Second derivatives want backend="reference".
-    In evaluation weights are prepared once: after a change through `.data` call `forget()`.
+    Left out: `proj_size`, and torch.jit.script. c_n is never of less than float32. Second derivatives want
+    backend="reference". In evaluation weights are prepared once: after a change through `.data` call
+    `forget()`.
     """
 
     proj_size = 0
@@ -129,14 +141,8 @@ class MultiplicativeLSTM(_Base):
         self.num_layers, self.batch_first = num_layers, batch_first
         self.dropout, self.bidirectional = dropout, bidirectional
         directions = 2 if bidirectional else 1
-        for k in range(num_layers):
-            size = input_size if k == 0 else hidden_size * directions
-            for _ in range(directions):
-                self.layers.append(
-                    Layer("mlstm", size, hidden_size, unit=unit, weight_norm=weight_norm, bias=bias)
-                )
-        self.reset_parameters()
-        self.to(device=device, dtype=dtype)
+        above = [hidden_size * directions] * (num_layers - 1)
+        self._build([size for size in (input_size, *above) for _ in range(directions)], device, dtype)
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -159,8 +165,7 @@ class MultiplicativeLSTM(_Base):
             raise ValueError("The input has no steps. Give at least one.")
         sizes = [(x.shape[0], x.shape[1])]
         state = self._state(hx, x, x.shape[1], single)
-        y, h_n, c_n = self._run(x.flatten(0, 1), sizes, state, dtype)
-        y = y.view(*sizes[0], y.shape[1])
+        y, h_n, c_n = self._run(x, sizes, state, dtype)
         if single:
             return y.squeeze(1), (h_n.squeeze(1), c_n.squeeze(1))
         return time_first(y) if self.batch_first else y, (h_n, c_n)
@@ -197,7 +202,7 @@ class MultiplicativeLSTM(_Base):
     def _run(
         self, x: Tensor, sizes: list[tuple[int, int]], state: Hidden, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """All layers over packed rows (steps of the longest sequences first): rows of h, h_n, c_n."""
+        """All layers over packed rows (steps of the longest sequences first), or (T, B, E): h, h_n, c_n."""
         weights = self._weights(dtype)
         directions = 2 if self.bidirectional else 1
         h_n: list[Tensor] = []
@@ -212,19 +217,19 @@ class MultiplicativeLSTM(_Base):
                 outputs.append(h)
                 h_n.append(end.h)
                 c_n.append(end.c)
-            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=1)
+            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
         return x, torch.stack(h_n), torch.stack(c_n)
 
     def _sweep(
         self,
         j: int,
         w: Weights,
-        x: Tensor,  # (rows, E)
+        x: Tensor,  # (rows, E), or (T, B, E) where no sequence ends before the others
         sizes: list[tuple[int, int]],
         start: State,
         backwards: bool,
     ) -> tuple[Tensor, State]:
-        """One layer in one direction: rows of h, and each lane's last state."""
+        """One layer in one direction: h as x is, and each lane's last state."""
         dtype = w.W_zx.dtype
         wide = torch.promote_types(dtype, torch.float32)
         start = State(start.h.to(dtype), start.c.to(wide))
@@ -244,11 +249,12 @@ class MultiplicativeLSTM(_Base):
             elif lanes < have:
                 done.append(State(state.h[lanes:], state.c[lanes:]))
                 state = State(state.h[:lanes], state.c[:lanes])
-            chunk = [v[s].view(steps, lanes, v[s].shape[1]) for v in (mxs, zxs)]
+            chunk = [v[s] if x.dim() == 3 else v[s].view(steps, lanes, v[s].shape[1]) for v in (mxs, zxs)]
             if backwards:
                 chunk = [v.flip(0) for v in chunk]
             h, state = self.stack[j](w, chunk[0], chunk[1], None, state, None, self.backend)
-            hs.append((h.flip(0) if backwards else h).flatten(0, 1))
+            h = h.flip(0) if backwards else h
+            hs.append(h if x.dim() == 3 else h.flatten(0, 1))
         if len(hs) == 1:
             return hs[0], state
         ends = [state, *reversed(done)]
@@ -272,11 +278,7 @@ class MultiplicativeLSTMCell(_Base):
         backend: str = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size, bias, weight_norm, unit, backend)
-        self.layers.append(
-            Layer("mlstm", input_size, hidden_size, unit=unit, weight_norm=weight_norm, bias=bias)
-        )
-        self.reset_parameters()
-        self.to(device=device, dtype=dtype)
+        self._build([input_size], device, dtype)
 
     def forward(self, input: Tensor, hx: Hidden | None = None) -> Hidden:
         """The next (h, c)."""

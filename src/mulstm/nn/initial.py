@@ -45,11 +45,12 @@ def initialise_layer(
         g = layer.parameter("g" + name[1:])
         if g is not None:
             g.copy_(W.norm(dim=-1))
-    layer.b_z.zero_()
-    if layer.unit != "tanh" and isinstance(layer.b_z, nn.Parameter):
-        b = dict(zip(GATES, layer.b_z.chunk(len(GATES)), strict=True))
-        b["f"].fill_(init.forget_bias)
-        b["o"].fill_(init.output_gate_bias)
+    if layer.b_z is not None:
+        layer.b_z.zero_()
+        if layer.unit != "tanh":
+            b = dict(zip(GATES, layer.b_z.chunk(len(GATES)), strict=True))
+            b["f"].fill_(init.forget_bias)
+            b["o"].fill_(init.output_gate_bias)
     for name, value in (("alpha", init.alpha), ("beta_1", init.beta), ("beta_2", init.beta)):
         vector = layer.parameter(name)
         if vector is not None:
@@ -57,7 +58,8 @@ def initialise_layer(
 
 
 def _empty(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.empty(like.shape, device=generator.device if generator else "cpu")
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return torch.empty(like.shape, dtype=wide, device=generator.device if generator else "cpu")
 
 
 def _draw(W: Tensor, kind: str, scale: float, generator: torch.Generator | None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mulstm.ops import modes
 
@@ -14,15 +15,24 @@ if TYPE_CHECKING:
     from mulstm.nn.layer import Layer
 
 T = TypeVar("T")
+_steps = 0  # of all optimisers in this process
+
+
+def _count(*_: Any) -> None:
+    global _steps
+    _steps += 1
+
+
+register_optimizer_step_post_hook(_count)
 
 
 class Kept(Generic[T]):
     """One value and the parameters it was made of.
 
     A change in place is seen by the parameter's version, a new tensor by its address. Fused optimisers
-    leave the version as it was, so a new gradient counts as a change too, and modules `forget` whenever
-    they run with gradients. What goes past autograd altogether (`.data`, the replay of a CUDA graph) is
-    not seen: then call `forget`.
+    leave the version as it was, so a step of any optimiser counts as a change too, and modules `forget`
+    whenever they run with gradients. What goes past autograd altogether (`.data`, the replay of a CUDA
+    graph) is not seen: then call `forget`.
     """
 
     def __init__(self) -> None:
@@ -35,7 +45,7 @@ class Kept(Generic[T]):
         """
         if not parameters or True in [p.is_inference() for p in parameters]:
             return make()
-        mark = (how, [(id(p), p._version, p.data_ptr(), p.grad is None or _mark(p.grad)) for p in parameters])
+        mark = (how, _steps, [(id(p), p._version, p.data_ptr()) for p in parameters])
         kept = self._kept  # another thread may forget it at any moment
         if kept is None or kept[0] != mark:
             # The storages are held on to, so that no other tensor can come to live at their addresses.
@@ -98,7 +108,3 @@ def parameters_of(module: Keeping) -> list[Tensor]:
             return []
         found += [p for p in part._parameters.values() if p is not None]
     return found
-
-
-def _mark(gradient: Tensor) -> tuple[int, int] | None:
-    return None if gradient.is_inference() else (id(gradient), gradient._version)

@@ -62,10 +62,17 @@ class Tables(NamedTuple):
     px: Tensor | None  # (N, 4H)
 
 
+def make_anew(module: nn.Module) -> None:
+    """Has pruning and the old weight norm make their matrices, which by themselves they do too late."""
+    for hook in module._forward_pre_hooks.values():
+        if type(hook).__module__.startswith("torch.nn.utils."):
+            hook(module, ())
+
+
 class Layer(nn.Module):
     """One layer of any cell. For lstm, milstm and rnn W_zm is the matrix on h_{t-1}."""
 
-    b_z: Tensor
+    b_z: Tensor | None  # None: zeros
 
     def __init__(
         self,
@@ -100,14 +107,11 @@ class Layer(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
             if weight_norm:
                 self.register_parameter("g" + name[1:], nn.Parameter(torch.zeros(shape[:-1])))
-        if bias:
-            self.b_z = nn.Parameter(torch.zeros(Z))
-        else:
-            self.register_buffer("b_z", torch.zeros(Z), persistent=False)
+        self.register_parameter("b_z", nn.Parameter(torch.zeros(Z)) if bias else None)
         if cell == "milstm":
             for name in ("alpha", "beta_1", "beta_2"):
                 self.register_parameter(name, nn.Parameter(torch.zeros(Z)))
-        self.names = tuple(self._parameters)
+        self.names = tuple(name for name, p in self._parameters.items() if p is not None)
 
     @property
     def matrices(self) -> list[str]:
@@ -120,10 +124,7 @@ class Layer(nn.Module):
 
     def named(self) -> dict[str, Tensor]:
         """All parameters, also those that a parametrization, pruning or DataParallel has taken elsewhere."""
-        for hook in self._forward_pre_hooks.values():
-            # Of pruning and the old weight norm. They make a matrix anew, and by themselves too late.
-            if type(hook).__module__.startswith("torch.nn.utils."):
-                hook(self, ())
+        make_anew(self)
         return {name: getattr(self, name) for name in self.names}
 
     def weights(self, dtype: torch.dtype, drop: dict[str, Tensor] | None = None) -> Weights:
@@ -144,7 +145,7 @@ class Layer(nn.Module):
             v = p.get(name)
             return None if v is None else v.to(dtype)
 
-        b_z = p.get("b_z", self.b_z)
+        b_z = p["b_z"] if "b_z" in p else p["W_zx"].new_zeros(p["W_zx"].shape[0])
         b_h: Tensor | None = None
         if self.unit == "initial":
             b_h = b_z[: self.hidden]

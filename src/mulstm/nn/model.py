@@ -15,7 +15,7 @@ from mulstm.errors import RecipeError
 from mulstm.nn import packed
 from mulstm.nn.initial import initialise
 from mulstm.nn.kept import Keeping, Kept, parameters_of
-from mulstm.nn.layer import Layer, Tables, Weights, look_up, project, tables, time_first
+from mulstm.nn.layer import Layer, Tables, Weights, look_up, make_anew, project, tables, time_first
 from mulstm.ops import State, modes
 from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
 
@@ -118,19 +118,20 @@ class LanguageModel(Keeping):
     def loss(
         self,
         x: Tensor,  # (B, T)  symbols
-        y: Tensor,  # (B, T)  what follows each; with `first` also -1, nothing
+        y: Tensor,  # (B, T)  what follows each; below 0: nothing, which on a GPU in bf16 wants `first`
         state: tuple[State, ...] | None = None,
         masks: Masks | None = None,
         first: Tensor | None = None,
         pairs: Pairs[Tensor] | None = None,  # of x, where the fused kernels are to use them
     ) -> tuple[Tensor, tuple[State, ...]]:
         """The mean nats of a symbol and the state after the chunk: on a GPU by fused kernels."""
+        _require_alike("y", y, x)
         if packed.serves(self, first) and torch.is_grad_enabled():
             hs, states = self._run_packed(x, state, masks, None, pairs)
             return packed.loss(self, hs, time_first(y), masks or Masks()), states
         logits, states = self(x, state, masks, first)
         nats = nn.functional.cross_entropy(
-            logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="sum"
+            logits.flatten(0, 1), y.flatten().clamp(min=-1), ignore_index=-1, reduction="sum"
         )
         return nats / (y >= 0).sum().clamp(min=1), states  # one process of several may have no symbol
 
@@ -142,6 +143,7 @@ class LanguageModel(Keeping):
         state: tuple[State, ...] | None = None,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """The nats of each symbol, (B, T), and the state after the chunk; without gradients."""
+        _require_alike("y", y, x)
         with torch.no_grad():
             if packed.serves(self):
                 weights = self._packed(None)
@@ -150,7 +152,7 @@ class LanguageModel(Keeping):
                 return time_first(packed.losses(self, hs, time_first(y), Masks(), weights)), states
             logits, states = self(x, state)
             each = nn.functional.cross_entropy(
-                logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="none"
+                logits.flatten(0, 1), y.flatten().clamp(min=-1), ignore_index=-1, reduction="none"
             )
             return each.view_as(y), states
 
@@ -175,8 +177,10 @@ class LanguageModel(Keeping):
         """h of every layer, time first, and the states."""
         state = self._start(x, state)
         masks, dtype = masks or Masks(), self.dtype
+        if first is not None:
+            _require_alike("first", first, x)
+            first = time_first(first).bool()
         x = time_first(x).long()
-        first = None if first is None else time_first(first)
         prepared = self._prepared(masks, x.numel(), dtype)
         hs: list[Tensor] = []
         states: list[State] = []
@@ -188,7 +192,8 @@ class LanguageModel(Keeping):
             mask = masks.hidden[k] if masks.hidden else None
             h, after = layer(prepared.layers[k], mx, zx, px, prev, mask, self.backend, x, first)
             hs.append(h)
-            states.append(after)
+            # The last h is the state's, too: its owner may change it, and a backward wants it as it was.
+            states.append(State(after.h.clone(), after.c))
         return hs, tuple(states)
 
     def _run_packed(
@@ -291,9 +296,12 @@ class LanguageModel(Keeping):
         r, device = self.recipe, self.W_out.device
 
         def draw(p: float | Tensor, *shape: int) -> Tensor | None:
-            if isinstance(p, (int, float)) and p == 0:
-                return None
-            u = torch.rand(shape, generator=generator, device=generator.device if generator else device)
+            if isinstance(p, (int, float)) and not 0 < p < 1:
+                if p == 0:
+                    return None
+                raise RecipeError(f"A share of {p} cannot be dropped. Give a number from 0 to less than 1.")
+            on = generator.device if generator else device
+            u = torch.rand(shape, generator=generator, dtype=torch.float32, device=on)
             if isinstance(p, Tensor) and packed.serves(self):
                 return packed.mask(u.to(device), p)
             return (u.to(device) >= p).float() / (1 - p)
@@ -329,7 +337,9 @@ class LanguageModel(Keeping):
         """The same function with weight norm and, unless told otherwise, the embedding multiplied away."""
         kept = 0 if embedding else self.recipe.embedding
         recipe = replace(self.recipe, embedding=kept, weight_norm=False)
-        model = LanguageModel(recipe, self.alphabet_size, init=None).to(self.W_out.device, self.W_out.dtype)
+        with torch.device(self.W_out.device):
+            model = LanguageModel(recipe, self.alphabet_size, init=None).to(self.W_out.dtype)
+        make_anew(self)
         model.backend, model.precision = self.backend, self.precision
         model.W_out.copy_(self.W_out)
         if model.embedding is not None and self.embedding is not None:
@@ -353,6 +363,11 @@ class LanguageModel(Keeping):
     def parameter_count(self) -> int:
         """How many numbers are trained."""
         return sum(p.numel() for p in self.parameters())
+
+
+def _require_alike(name: str, y: Tensor, x: Tensor) -> None:
+    if y.shape != x.shape:
+        raise ValueError(f"{name} is {tuple(y.shape)} and x {tuple(x.shape)}. Give one for each symbol.")
 
 
 def _check(recipe: ModelRecipe, alphabet_size: int) -> None:

@@ -13,11 +13,11 @@ from mulstm.ops.products import gradient, gradients, many
 
 def affine(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
     """As torch.nn.functional.linear, x of any shape (..., E); large results on a CPU fill no fresh pages."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":  # before a size is asked for: it may be open
+        return torch.nn.functional.linear(x, W, b)
     rows = x.numel() // x.shape[-1]
     large = rows * W.shape[0] * x.dtype.itemsize >= memory.SMALLEST
-    if not large or x.device.type != "cpu" or torch.compiler.is_compiling() or not _alike(x, W, b):
-        return torch.nn.functional.linear(x, W, b)
-    if modes.objection() is not None:
+    if not large or not _alike(x, W, b) or modes.objection() is not None:
         return torch.nn.functional.linear(x, W, b)
     y: Tensor = _affine(x.reshape(rows, -1), W, b)
     return y.view(*x.shape[:-1], -1)
@@ -49,14 +49,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     x, W = ctx.saved_tensors
     wants_x, wants_W, wants_b = ctx.needs_input_grad
-    dx = None
-    if wants_x:
-        # What is packed has no derivative of its own.
-        dx = dy @ W if torch.is_grad_enabled() else many(dy.contiguous(), W.T)
     wants_b = ctx.biased and wants_b
-    if torch.is_grad_enabled():
-        return dx, dy.T @ x if wants_W else None, dy.sum(0) if wants_b else None
+    # What is packed has no derivative of its own, and knows nothing of a batch of gradients.
+    if torch.is_grad_enabled() or modes.is_batch(dy):
+        return (
+            dy @ W if wants_x else None,
+            dy.T @ x if wants_W else None,
+            dy.sum(0) if wants_b else None,
+        )
     dy = dy.contiguous()
+    dx = many(dy, W.T) if wants_x else None
     if wants_W and wants_b:
         return dx, *gradients(dy, x)
     return dx, gradient(dy, x) if wants_W else None, dy.sum(0) if wants_b else None

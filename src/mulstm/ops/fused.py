@@ -92,7 +92,7 @@ def _infer(
 @_infer.register_fake
 def _(*inputs: Any) -> tuple[Tensor, Tensor]:
     x = Inputs(*inputs)
-    return x.zx.new_empty(*x.zx.shape[:2], x.h_0.shape[1]), torch.empty_like(x.c_0)
+    return x.zx.new_empty(*x.zx.shape[:2], x.h_0.shape[1]), x.c_0.new_empty(x.c_0.shape)
 
 
 @torch.library.custom_op("mulstm::fused_forward", mutates_args=())
@@ -119,7 +119,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     x = Inputs(*inputs)
     T, B, _ = x.zx.shape
     saved = (x.zx.new_empty(shape, dtype=dtype) for shape, dtype in saved_shapes(x, T))
-    return x.zx.new_empty(T, B, x.h_0.shape[1]), torch.empty_like(x.c_0), *saved
+    return x.zx.new_empty(T, B, x.h_0.shape[1]), x.c_0.new_empty(x.c_0.shape), *saved
 
 
 @torch.library.custom_op("mulstm::fused_backward", mutates_args=())

@@ -13,7 +13,7 @@ from mulstm.ops.products import gradient, product
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 # As tensors: PyTorch would make one of a number at every call.
-_TWO, _MINUS_ONE = torch.tensor(2.0, device="cpu"), torch.tensor(-1.0, device="cpu")
+_TWO, _MINUS_ONE = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (2.0, -1.0))
 
 
 class Inputs(NamedTuple):

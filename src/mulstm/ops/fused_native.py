@@ -242,7 +242,7 @@ def backward(dh: Tensor, dc_T: Tensor, x: Inputs, h: Tensor, saved: Saved) -> Gr
     da, dmx = (empty(saved.a.shape, narrow, device) for _ in range(2))
     dr, dpx = (dz, none) if x.px is None else (empty(dz.shape, narrow, device) for _ in range(2))
     dc = dc_T.clone(memory_format=torch.contiguous_format)
-    db_h = none.clone() if x.b_h is None else torch.zeros(B, H, device=device)
+    db_h = none.clone() if x.b_h is None else torch.zeros(B, H, dtype=torch.float32, device=device)
     to_m = to_h = step_product(x.W_zm.T, B, T)
     if x.W_mh is not None and x.mx is not None:
         to_h = step_product(x.W_mh.T, B, T)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from mulstm.errors import BackendError
 
 # PyTorch has no public question for it.
 _transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_batched = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda x: False)
+_mode = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
+_FAKE = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "FAKE", None)
 
 
 def objection() -> str | None:
@@ -21,9 +25,16 @@ def objection() -> str | None:
         return "it has no derivatives in forward mode"
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "torch.jit.trace would write it down as a call into Python"
+    if not torch.compiler.is_compiling() and _mode(_FAKE) is not None:
+        return "fake tensors have no data"
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         return "ONNX has no such operation"
     return None
+
+
+def is_batch(gradient: Tensor) -> bool:
+    """Whether it stands for many, of which each operation of PyTorch's own makes as many."""
+    return bool(_transformed() or _batched(gradient))
 
 
 def autocasts(device: torch.device) -> bool:

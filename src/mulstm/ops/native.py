@@ -22,7 +22,7 @@ def unavailable() -> str | None:
             at.put("y", vector.sigmoid(at.get("x")))
 
         kernel = vector.kernel(formula, {"x": vector.Operand(), "y": vector.Operand()})
-        x = torch.tensor([-1e4, -1.0, 0.0, 1.0] * 9, device="cpu")
+        x = torch.tensor([-1e4, -1.0, 0.0, 1.0] * 9, dtype=torch.float32, device="cpu")
         y = torch.empty_like(x)
         kernel(1, 1, 36, x.data_ptr(), y.data_ptr())
         if not torch.allclose(y, torch.sigmoid(x), rtol=1e-6, atol=0):

@@ -79,7 +79,7 @@ class VectorProduct:
 
     def __call__(self, x: Tensor, bias: Tensor | None = None, y: Tensor | None = None) -> Tensor:
         """x W^T + bias, into y where it is given."""
-        y = torch.empty(len(x), self.rows, device=x.device) if y is None else y
+        y = torch.empty(len(x), self.rows, dtype=torch.float32, device=x.device) if y is None else y
         code = _code(len(x) % LANES, self.pair == 2, bias is not None)
         more = 0 if bias is None else bias.data_ptr()
         code(self._threads(len(x)), x.data_ptr(), *self._rest(y), more)
@@ -100,7 +100,7 @@ class StepProduct:
 
     def __init__(self, by_W: VectorProduct, lanes: int) -> None:
         self.by_W, self.kind = by_W, (lanes % LANES, by_W.pair == 2, False)
-        self.y = torch.empty(lanes, by_W.rows, device=by_W.W.device)
+        self.y = torch.empty(lanes, by_W.rows, dtype=self.dtype, device=by_W.W.device)
         self.threads, self.rest = by_W._threads(lanes), (*by_W._rest(self.y), 0)
 
     def __call__(self, x: Tensor) -> Tensor:

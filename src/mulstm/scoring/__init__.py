@@ -104,7 +104,7 @@ def score(
     following: int = 0,
 ) -> list[Score]:
     """The scores of texts or proteins under the model's own convention, in the order given; see `scores`."""
-    loaded = model if isinstance(model, Checkpoint) else checkpoint.load(model)
+    loaded = checkpoint.of(model)
     named = (Record(str(k), text) for k, text in enumerate(texts(sequences), 1))
     return list(scores(loaded, named, lanes=lanes, losses=losses, following=following))
 
@@ -145,6 +145,8 @@ def _unordered(
     losses: bool,
     following: int,
 ) -> Iterator[tuple[int, Score]]:
+    if following < 0:
+        raise DataError(f"The {following} likeliest symbols cannot be told. Give 0 or more.")
     model, convention = loaded.model.eval(), loaded.convention
     reading: dict[int, _Open] = {}
     targets: dict[int, Symbols] = {}
