@@ -27,7 +27,8 @@ def result(text: str) -> None:
 
 def result_json(value: Any) -> None:
     """The same for machines; the numbers JSON has no word for must have been dealt with before."""
-    result(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    escaped = not (sys.stdout.encoding or "").lower().startswith("utf")  # else another escape would be put in
+    result(json.dumps(value, indent=2, ensure_ascii=escaped, allow_nan=False))
 
 
 def note(text: str) -> None:

@@ -233,6 +233,8 @@ def evaluate_dynamic(
         if progress is not None and start // settings.segment % ASK_EVERY == ASK_EVERY - 1:
             progress(stop, bits_per_char(float(losses[:stop].sum(dtype=torch.float64)), stop))
     nats = float(losses.sum(dtype=torch.float64))
+    if progress is not None:
+        progress(total, bits_per_char(nats, total))
     check_kernels(device)
     if not math.isfinite(nats):
         raise DataError(

@@ -283,7 +283,7 @@ def replacing(path: Path) -> Iterator[Path]:
     A link stays, and what it points to is replaced.
     """
     given, path = path, Path(os.path.realpath(path)) if path.is_symlink() else path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[-50:]}.{os.getpid()}.tmp")  # a name may be as long as can be
     try:
         # Devices and pipes can be replaced like files, and nobody means that.
         if path.exists() and not path.is_file():
@@ -334,5 +334,5 @@ def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
         f"{path} cannot be written ({error.strerror or error}). "
         "What was there before is untouched: make room or choose another place. "
-        "A run that has begun goes on with --resume."
+        "Training that has begun goes on with --resume."
     )

@@ -58,6 +58,7 @@ def search(
         recipes.check(trial.recipe)
         jobs.require_apart(trial.recipe.data.corpus, out)
     known = read(out)
+    _append(out)  # a place that cannot be written is told before any work
     found: list[Result] = []
     corpus: tuple[Any, Corpus, dict[str, Any]] | None = None
     started = time.monotonic()
@@ -163,10 +164,10 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
     }
 
 
-def _append(path: Path, result: Result) -> None:
-    """One line more, whole or not at all; another search may write into the same file."""
+def _append(path: Path, result: Result | None = None) -> None:
+    """One line more, or none, whole or not at all; another search may write into the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with runs.alone_in(path.parent):
         before = path.read_text(encoding="utf-8") if path.is_file() else ""
         end = "" if before.endswith("\n") or not before else "\n"
-        runs.write_atomic(path, before + end + runs.json_line(result))
+        runs.write_atomic(path, before + end + (runs.json_line(result) if result else ""))

@@ -206,8 +206,9 @@ def test_a_run_is_no_text(call: Call, trained: Path, tmp_path: Path) -> None:
 
 
 def test_values_of_options(call: Call, trained: Path) -> None:
-    told(call("sample", trained, "--temperature", -1), 3, "temperature")
-    told(call("sample", trained, "--top-p", 2), 3, "top-p")
+    told(call("sample", trained, "--temperature", -1), 2, "--temperature")
+    told(call("sample", trained, "--temperature", "inf"), 3, "temperature")
+    told(call("sample", trained, "--top-p", 2), 2, "--top-p")
     told(call("sample", trained, "--streams", 0), 2, "--streams")
     told(call("sample", trained, "--streams", 1 << 62), 3, "Memory ran out")
     told(call("neurons", "sample", trained, "--clamp", "1=1e39"), 2, "--clamp")

@@ -197,3 +197,17 @@ def prepare(call: Call, name: str) -> None:
         assert call(*given).code == 0
     if name == "import":
         assert call("import", "openai", "oa", "review.safetensors").code == 0
+
+
+def test_names_as_long_as_can_be(call: Call, folder: Path) -> None:
+    name = "x" * 245 + ".txt"
+    (folder / name).write_bytes(b"abda" * 50)
+    assert call("compress", "run", name).code == 0
+    assert (folder / f"{name}.mul").is_file()
+
+
+def test_a_search_that_cannot_be_written_does_no_work(call: Call, folder: Path) -> None:
+    (folder / "plain").write_text("")
+    (folder / "s.txt").write_bytes(b"abda" * 500)
+    code, _, err = call("search", "s.txt", "--try", "optimiser.rate=1e-3", "--out", "plain/o.jsonl")
+    assert (code, "trial 1" in err) == (3, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 
 from made import TINY, settings, text_recipe
 from mulstm import checkpoint, report, runs, train
+from mulstm.__main__ import interrupted
 
 MASKED = ("dropout.hidden=0.2", "dropout.embedding=0.2", "train.ema=0.9", "train.drop_state=0.1")
 
@@ -289,3 +291,28 @@ def test_files_are_read_as_utf8_in_any_locale(tmp_path: Path) -> None:
     answer = ended(start("report", "--check", cwd=tmp_path, env=env))
     assert "Traceback" not in answer.err
     assert "README.md" in answer.err + answer.out
+
+
+def test_interrupted_while_something_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception would be swallowed there, as by the module's own `except`."""
+    (tmp_path / "swallows.py").write_text(
+        "import sys\nfrom mulstm.__main__ import interrupted\n"
+        "try:\n    interrupted(2, sys._getframe())\nexcept BaseException:\n    pass\n"
+    )
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("swallows")
+    assert left[0] == 130
+    left.clear()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(2, None)
+    assert not left
+
+
+def test_facts_beside_an_archive_on_stdout(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.txt").write_bytes(b"abda" * 50)
+    words = f"compress {trained} {tmp_path / 's.txt'} -o - --json -q"
+    line = [sys.executable, "-m", "mulstm", *words.split()]
+    done = subprocess.run(line, capture_output=True, env=environment(), check=True)
+    assert json.loads(done.stderr)["archive"] == len(done.stdout)

@@ -41,18 +41,36 @@ def test_another_text_of_the_same_name_is_none(
         code, out, err = call(*command)
         assert (code, out) == (3, "")
         assert "my.txt is not the text this model was trained on" in err
-    assert "(test)" in call("evaluate", run, "my.txt", "-q").out
-    assert "dynamic" in call("evaluate", run, "my.txt", "-q", "--dynamic").out
-    Path("other.txt").write_bytes(text)
-    code, _, err = call("evaluate", run, "other.txt", "-q", "--dynamic")
+    assert "of my.txt (all)" in call("evaluate", run, "my.txt", "-q").out
+    code, _, err = call("evaluate", run, "my.txt", "-q", "--dynamic")
     assert (code, "Leave --dynamic out" in err) == (3, True)
 
 
 def test_its_own_text_by_another_path(call: Call, run: Path) -> None:
     plain = call("evaluate", run, "my.txt", "-q").out
     assert "(test)" in plain
-    for path in ("./my.txt", Path("my.txt").absolute()):
-        assert call("evaluate", run, path, "-q").out == plain
+    Path("copy.txt").write_bytes(Path("my.txt").read_bytes())
+    for path in ("./my.txt", Path("my.txt").absolute(), "copy.txt"):
+        assert call("evaluate", run, path, "-q").out == plain.replace("my.txt", Path(path).name)
+    assert "dynamic" in call("evaluate", run, "copy.txt", "-q", "--dynamic").out
+
+
+def test_a_run_goes_on_from_elsewhere(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    Path("my.txt").write_bytes(made_text(6_000))
+    out = call("train", "my.txt", "--json", "-q", "--device", "cpu", "--minutes", 1e-9, *settings()).out
+    folder = Path(json.loads(out)["folder"]).absolute()
+    monkeypatch.chdir(tmp_path / "away")
+    assert call("train", "--resume", folder, "--device", "cpu").code == 3
+    Path("other.txt").write_bytes(made_text(6_000, seed=2))
+    code, _, err = call("train", "other.txt", "--resume", folder, "--device", "cpu")
+    assert (code, "The text has changed" in err) == (3, True)
+    out = call(
+        "train", tmp_path / "home" / "my.txt", "--resume", folder, "--json", "-q", "--device", "cpu"
+    ).out
+    assert json.loads(out)["stopped"] == ""
 
 
 def test_a_checkpoint_without_facts_is_not_compared(call: Call, run: Path) -> None:

@@ -426,3 +426,10 @@ def test_counts_by_all_protocols() -> None:
             assert next(iter(found)) == protocol
     assert recounted("ptb", "test", 442_422) == recounted("ptb", "train", 5_017_482) == {}
     assert recounted("text8", "test", 5_000_000) == recounted("mine", "test", 442_423) == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_is_no_text(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"is neither a file nor a folder\. Write what it gives"):
+        load(tmp_path / "pipe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 Model = Annotated[
     Path,
     typer.Argument(
+        readable=False,
         help="A checkpoint, the folder of a run or of runs (the newest), a released model by name, or what "
-        '"mulstm quantize" wrote.'
+        '"mulstm quantize" wrote.',
     ),
 ]
 Products = Annotated[
@@ -67,9 +69,9 @@ def network_of(model: Path, device: str, products: str, threads: int, quiet: boo
 
 
 def tell(target: Path, line: str, facts: dict[str, Any], as_json: bool) -> None:
-    """What was done; where stdout holds the file itself, as a line on stderr."""
+    """What was done; where stdout holds the file itself, as one line on stderr."""
     if str(target) == "-":
-        console.note(line)
+        console.note(json.dumps(facts) if as_json else line)
     elif as_json:
         console.result_json(facts)
     else:

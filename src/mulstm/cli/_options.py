@@ -28,7 +28,8 @@ Length = Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to d
 Model = Annotated[
     Path,
     typer.Argument(
-        help="A checkpoint, the folder of a run or of runs (the newest), or a released model by name."
+        readable=False,  # told as any other fault of a file
+        help="A checkpoint, the folder of a run or of runs (the newest), or a released model by name.",
     ),
 ]
 Overrides = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -17,7 +18,7 @@ def write_drawn(prompt: str, pieces: Iterator[list[bytes]]) -> None:
     """A prompt and what one stream draws after it, as it is drawn."""
     from mulstm.sample import as_text
 
-    sys.stdout.write(shown(prompt))
+    sys.stdout.write(shown(os.fsencode(prompt).decode(errors="replace")))  # as what is drawn
     for text in as_text(piece for (piece,) in pieces):
         sys.stdout.write(shown(text))
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mulstm import data, record_corpus
 from mulstm.data.corpus import Corpus, Split
 from mulstm.data.known import KNOWN
-from mulstm.errors import CheckpointError, DataError
+from mulstm.errors import CheckpointError, DataError, RecipeError
 from mulstm.record_corpus import RecordSplit
 from mulstm.records import kind_of
 
@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
 
 def is_own(model: Checkpoint, text: str) -> bool:
-    """Whether the text that the model was trained on is meant: none is named, or that one by any path."""
-    trained = model.recipe.data.corpus
-    if text in ("", trained):
-        return True
-    is_known = not KNOWN.keys().isdisjoint({text, trained})
-    return not is_known and Path(text).resolve() == Path(trained).resolve()
+    """Whether the text that the model was trained on is meant: none is named, or that one by any path.
+
+    Another text of the same name is another text: what is in it decides, where the model knows that.
+    """
+    trained = model.recipe.data
+    if not text or not KNOWN.keys().isdisjoint({text, trained.corpus}):
+        return text in ("", trained.corpus)
+    if "checksum" not in model.meta.get("corpus", {}):  # of an earlier version
+        return Path(text).resolve() == Path(trained.corpus).resolve()
+    try:
+        return not _differs(model, _own(model, text, None))
+    except (DataError, RecipeError):  # it cannot even be read as that one was
+        return False
 
 
 def part_of(
@@ -42,11 +49,8 @@ def part_of(
         trained = model.recipe.data
         if not text:
             _require_origin(model, remedy)
-        # Whatever the alphabet, the model's own is put in place below.
         try:
-            corpus = record_corpus.load(
-                trained if trained.records else replace(trained, alphabet="bytes"), data_dir
-            )
+            corpus = _own(model, text, data_dir)
         except DataError as fault:
             if not remedy:
                 raise
@@ -62,6 +66,14 @@ def part_of(
     return part if isinstance(part, RecordSplit) else replace(part, alphabet=model.alphabet)
 
 
+def _own(model: Checkpoint, text: str, data_dir: Path | None) -> Corpus:
+    """The text the model was trained on, which may be elsewhere now."""
+    trained = model.recipe.data
+    trained = replace(trained, corpus=text or trained.corpus)
+    # Whatever the alphabet, the model's own is put in place later.
+    return record_corpus.load(trained if trained.records else replace(trained, alphabet="bytes"), data_dir)
+
+
 def is_protein(model: Checkpoint) -> bool:
     """Whether its texts are proteins."""
     return bool(model.source.get("convention") == "protein")
@@ -75,15 +87,19 @@ def _require_origin(model: Checkpoint, remedy: str) -> None:
 
 
 def _require_same(model: Checkpoint, corpus: Corpus, remedy: str) -> None:
+    if _differs(model, corpus):
+        raise DataError(
+            f"{model.recipe.data.corpus} is not the text this model was trained on, or has changed since. "
+            f"{remedy or 'Give the text by name to measure all of it.'}"
+        )
+
+
+def _differs(model: Checkpoint, corpus: Corpus) -> bool:
     from mulstm.job import corpus_facts
 
     # What an earlier version did not write cannot be compared.
     saved, facts = model.meta.get("corpus", {}), corpus_facts(corpus)
-    if any(saved.get(key, facts[key]) != facts[key] for key in ("symbols", "checksum")):
-        raise DataError(
-            f"{model.recipe.data.corpus} is not the text this model was trained on, or has changed since. "
-            f"{remedy or 'Give the text by name to measure on it all the same.'}"
-        )
+    return any(saved.get(key, facts[key]) != facts[key] for key in ("symbols", "checksum"))
 
 
 def _require_one_text(model: Checkpoint, text: str) -> None:

@@ -17,7 +17,7 @@ from mulstm.errors import DataError
 
 def command(
     model: Model,
-    file: Annotated[Path, typer.Argument(help="Any file; - is standard input.")],
+    file: Annotated[Path, typer.Argument(readable=False, help="Any file; - is standard input.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The archive (default: FILE.mul); - is standard output."),

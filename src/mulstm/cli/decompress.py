@@ -15,7 +15,7 @@ from mulstm.cli._output import Force, require_room
 
 def command(
     model: Model,
-    file: Annotated[Path, typer.Argument(help="An archive; - is standard input.")],
+    file: Annotated[Path, typer.Argument(readable=False, help="An archive; - is standard input.")],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -30,7 +30,7 @@ def command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decompress an archive. Damage, or another model, is told with exit code 4, and nothing is written."""
+    """Decompress an archive. Damage, or another model, is told with exit code 4, and no file is written."""
     if output is None and str(file) != "-" and file.suffix != ".mul":
         raise typer.BadParameter(f"{file} does not end in .mul, so say where to write", param_hint="--output")
     target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))

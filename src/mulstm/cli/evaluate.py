@@ -121,8 +121,6 @@ def command(
         moving, R, settings = _dynamic.prepare(loaded, asked, not as_trained, text, data_dir)
         lanes = 1
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
-        if losses is not None and found.losses is not None:
-            write_npy(losses, found.losses)
     else:
         keep = losses or words
         lanes = lanes or (loaded.recipe.evaluate.final_lanes if is_own(loaded, text) else 10)
@@ -150,7 +148,10 @@ def command(
             console.result(_told_of_words(costs))
         if counts:
             console.result(_told_of_protocols(found, counts))
-    if record is not None:  # last, so that a full disk does not take the figures with it
+    # Last, so that a full disk does not take the figures with it.
+    if dynamic and losses is not None and found.losses is not None:
+        write_npy(losses, found.losses)
+    if record is not None:
         add_dynamic(record, _dynamic.for_record(found, settings, not as_trained, loaded))
 
 

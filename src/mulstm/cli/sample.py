@@ -15,10 +15,14 @@ def command(
     length: Length = 500,
     temperature: Annotated[
         float,
-        typer.Option("--temperature", "-t", help="Below 1 safer, above 1 wilder, 0 always the likeliest."),
+        typer.Option(
+            "--temperature", "-t", min=0, help="Below 1 safer, above 1 wilder, 0 always the likeliest."
+        ),
     ] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Only the k likeliest symbols; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Only the likeliest that reach this share.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Only the k likeliest symbols; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", min=0, max=1, help="Only the likeliest that reach this share.")
+    ] = 1.0,
     seed: Seed = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Texts to draw at once.")] = 1,
     stop: Annotated[str, typer.Option("--stop", help="End a text after these characters.")] = "",

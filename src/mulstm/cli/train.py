@@ -44,10 +44,11 @@ def command(
 
     if not target and resume in (None, "auto"):
         raise typer.BadParameter("give a text, a recipe, or --resume with a run's folder")
-    if target:
+    if target and (resume in (None, "auto") or not Path(target).exists()):
         recipe = _target.recipe_for(target, overrides or [], data_dir, start_from)
-    else:
-        recipe = runs.recipe_of(Path(str(resume)), overrides or [])
+    else:  # a run knows its recipe; a text says where that of the run is now
+        where = [f"data.corpus={target}"] if target else []
+        recipe = runs.recipe_of(Path(str(resume)), [*(overrides or []), *where])
     record, folder = train.train(
         recipe,
         runs_dir=runs_dir,

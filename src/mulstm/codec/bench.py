@@ -8,6 +8,7 @@ import io
 import lzma
 import math
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -88,7 +89,7 @@ def compare(
 ) -> list[Row]:
     """Every compressor at hand on a file, each checked by decoding; `model`: bytes of the model's file."""
     try:
-        content = file.read_bytes()
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}). Give the path of a file.") from None
     if not content:

@@ -208,6 +208,8 @@ def _users_text(path: Path) -> Text:
         what = f"The folder {path}"
     elif path.is_file():
         text, what = Text([_unpacked(path)]), f"The file {path}"
+    elif path.exists():
+        raise DataError(f"{path} is neither a file nor a folder. Write what it gives to a file first.")
     else:
         known = ", ".join(KNOWN)
         raise DataError(f"There is no file or folder {path}. Give one, or a known corpus: {known}.")

@@ -125,7 +125,7 @@ def _pick(path: Path, inside: list[str], member: str) -> str:
 def unpack(path: Path, target: Path, member: str, file: File | None = None) -> None:
     """Writes the unpacked bytes to `target`, checked where they are known; all of them or nothing."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name[-50:]}.{os.getpid()}")
     try:
         with opened(path, member) as source, temporary.open("wb") as sink:
             while block := source.read(BLOCK):

@@ -41,6 +41,8 @@ class Text:
                 self._open.popitem(last=False)
             try:
                 mapped = np.memmap(part, dtype=np.uint8, mode="r")
+            except PermissionError as error:
+                raise DataError(f"{part}: {error.strerror}. Check your rights to it.") from None
             except (OSError, ValueError) as error:
                 raise DataError(
                     f"{part} can no longer be read ({error}). Put it back and start again."

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -141,10 +141,13 @@ async def _asked(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415, "Send JSON.")
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > BODY:
-            raise HTTPException(413, f"The text is too long. Give at most {MOST:,} bytes.")
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > BODY:
+                raise HTTPException(413, f"The text is too long. Give at most {MOST:,} bytes.")
+    except ClientDisconnect:
+        raise HTTPException(400, "The text did not come whole.") from None
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):

@@ -55,7 +55,9 @@ def _paint_run(picture: Any, data: Any) -> None:
     # The first moments of training would flatten all the rest.
     settled = [bits for _, bits in data["train"][len(data["train"]) // 20 :]]
     levels = [*settled, *(bits for _, bits in data["valid"]), *data["marks"].values()]
-    low, high = min(levels) - 0.1, min(max(levels), min(levels) * 2.2) + 0.1
+    ends = [points[-1][1] for points in (data["train"], data["valid"]) if points]
+    most = max(min(levels) * 2.2, *ends, data["marks"].get(OWN, 0.0))
+    low, high = min(levels) - 0.1, min(max(levels), most) + 0.1
     axes.set_ylim(low, high)
     axes.set_xlim(0, data["train"][-1][0] * 1.03)
     for name, level, height in apart(data["marks"], 0.055 * (high - low)):
