@@ -75,12 +75,12 @@ class Predictor:
 
     def _rows(self, symbols: Symbols) -> Tensor:
         """(lanes, T), where the model is."""
-        given = np.asarray(symbols.cpu() if isinstance(symbols, Tensor) else symbols)
+        given = np.asarray(symbols)
         if given.dtype.kind not in "iu" or (
             given.size and not 0 <= given.min() <= given.max() < self.alphabet.size
         ):
             raise ValueError(f"Symbols are whole numbers from 0 to {self.alphabet.size - 1}. Give such.")
-        x = torch.from_numpy(given.astype(np.int64)).to(self.device)
+        x = torch.as_tensor(given).to(self.device, torch.long)
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         if x.dim() != 2 or x.shape[0] != self.lanes:
             raise ValueError(f"{self.lanes} lanes cannot take symbols of shape {tuple(x.shape)}")
