@@ -77,6 +77,8 @@ class Convention:
 
     def body(self, text: bytes, record: str) -> Symbols:
         """The record's own symbols; an error names the record, the letter and the place."""
+        if self.name == "protein" and not text:  # what stands around it would be all there is
+            raise DataError(f"Record {record} is empty. Take it out of the input.")
         return self.encoded(self.cleaned(text), f"Record {record}")
 
     @property
@@ -130,10 +132,16 @@ class Convention:
             )
         if letter.upper() in known:
             help = "Write residues in upper case (embed, score and neurons do with --upper)."
+        elif letter == b">" and place == 0:
+            help = (
+                "FASTA that its file's name does not tell wants --as fasta (train: --set data.records=fasta)."
+            )
         elif letter == b">":
-            help = "FASTA that its file's name does not tell wants --as fasta."
-        elif letter == b"*":
+            help = "Begin a new line with it where it opens a FASTA record, or take it out."
+        elif letter == b"*" and place == len(text) - 1:
             help = "The end is understood: take the stop sign out."
+        elif letter == b"*":
+            help = "End the record before the stop sign, or write X in its place."
         else:
             help = "Residues are upper-case letters of the amino-acid code; write X for an unknown one."
         return DataError(f"{name} has {shown} at position {place + 1}, which is no residue. {help}")

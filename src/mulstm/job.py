@@ -347,13 +347,12 @@ def _require_predictable(model: LanguageModel, corpus: Corpus) -> None:
 
 def _source(recipe: Recipe, start: Checkpoint | None, folder: Path) -> dict[str, Any]:
     """What the checkpoints of a run say of their origin: all that was known of the model it starts from."""
-    saved = _saved_source(folder)
-    if saved is not None:
-        return saved
-    found: dict[str, Any] = {}
-    if start is not None:
-        found = {**start.source, "tuned_from": start.meta["fingerprint"]}
-    return found | ({"convention": recipe.data.convention} if recipe.data.convention else {})
+    found = _saved_source(folder)
+    if found is None:
+        found = {} if start is None else {**start.source, "tuned_from": start.meta["fingerprint"]}
+        found |= {"convention": recipe.data.convention} if recipe.data.convention else {}
+    found.pop("head", None)  # a model imported without one has it from its training
+    return found
 
 
 def _changed(recipe: Recipe, folder: Path) -> list[str]:

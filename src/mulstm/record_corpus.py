@@ -26,6 +26,7 @@ from mulstm.recipe import DataRecipe
 from mulstm.runs import replacing
 
 Numbers = NDArray[np.int64]
+READING = "2"  # raised when the same file would be read otherwise than by the version before
 
 
 class RecordChunk(NamedTuple):
@@ -168,7 +169,8 @@ def load(d: DataRecipe, data_dir: str | Path | None = None) -> Corpus:
 
 def _encoded(path: Path, d: DataRecipe, convention: Convention) -> Path:
     """A file of all records' symbols, made once, with the records' offsets beside it."""
-    key = store.key_of(path, d.records, d.column, d.convention, convention.alphabet.fingerprint)
+    how = READING, d.records, d.column, d.convention, convention.alphabet.fingerprint
+    key = store.key_of(path, *how)
     target = store.cache_folder() / "records" / f"{key}.symbols"
     if target.is_file() and target.with_suffix(".npy").is_file():
         return target

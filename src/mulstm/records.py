@@ -77,7 +77,10 @@ def read(
     fields = (column, id_column, label_column)
     if any(fields) and kind not in ("jsonl", "csv"):
         help = "Give CSV or JSONL" if label_column else "Leave the column out, or give CSV or JSONL"
-        raise DataError(f"{path} is read as {kind}, which has no columns. {help} (--as says which it is).")
+        raise DataError(
+            f"{path} is read as {kind}, which has no columns. {help} "
+            "(--as says which it is; for train, --set data.records)."
+        )
     with _opened(path) as file:
         try:
             if kind == "fasta":
@@ -122,7 +125,7 @@ def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
 def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
     name: str | None = None
     pieces: list[bytes] = []
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(_any_lines(file), 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if line.startswith(b">"):
@@ -135,13 +138,19 @@ def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
         elif name is None:
             raise DataError(
                 f'{path}, line {number}: a sequence without a ">" line before it. '
-                "Check that it is FASTA, or give --as lines."
+                "Check that it is FASTA, or give --as lines (train: --set data.records=lines)."
             )
         else:
             pieces.append(b"".join(line.split()))
     if name is None:
         raise DataError(f"{path} holds no FASTA record. Check the file.")
     yield Record(name, b"".join(pieces))
+
+
+def _any_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Lines that end as on any system, old Macs too; Latin-1 gives every byte back."""
+    with io.TextIOWrapper(file, encoding="latin-1", newline=None) as text:
+        yield from (line.encode("latin-1") for line in text)
 
 
 def _lines(file: IO[bytes]) -> Iterator[Record]:
@@ -216,7 +225,7 @@ def _fields(known: list[str], column: str, id_column: str, label_column: str, wh
     if not chosen:
         raise DataError(
             f"{where}: none of the columns {', '.join(known)} is called sequence or text. "
-            "Name one with --column."
+            "Name one with --column (train: --set data.column=NAME)."
         )
     for field in asked:
         if field and known.count(field) > 1:

@@ -19,8 +19,6 @@ def test_proteins() -> None:
     assert convention.read(b"MK", "p").tolist() == [24, 1, 4]
     x, y = convention.scored(b"MK", "p")
     assert (x.tolist(), y.tolist()) == ([24, 1, 4], [1, 4, 25])
-    assert convention.read(b"", "p").tolist() == [24]
-    assert convention.scored(b"", "p")[1].tolist() == [25]
     assert convention.around == (1, 0)
 
 
@@ -75,5 +73,8 @@ def test_what_a_checkpoint_says() -> None:
 
 
 def test_an_empty_text_has_nothing_to_read() -> None:
-    with pytest.raises(DataError, match="Record r is empty"):
-        Convention(Alphabet.bytes()).read(b"", "r")
+    own, protein = Convention(Alphabet.bytes()), Convention(protein_alphabet(), "protein")
+    for read in (own.read, protein.read, protein.scored):
+        with pytest.raises(DataError, match="Record r is empty"):
+            read(b"", "r")
+    assert own.scored(b"", "r")[1].tolist() == [10]

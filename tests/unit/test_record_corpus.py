@@ -23,7 +23,7 @@ from mulstm.data.alphabet import Alphabet
 from mulstm.data.text import Text
 from mulstm.errors import DataError, RecipeError
 from mulstm.evaluate import evaluate
-from mulstm.interop import unirep
+from mulstm.interop import tape, unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import DataRecipe, ModelRecipe, Recipe
 from mulstm.record_corpus import RecordCorpus, RecordLanes, RecordSplit
@@ -218,6 +218,19 @@ def test_going_on_with_a_protein_model(tmp_path: Path) -> None:
     assert [s.symbols for s in scores(tuned, [Record("a", b"MKT")])] == [4]
 
 
+def test_a_model_without_an_output_layer_learns_one(tmp_path: Path) -> None:
+    weights = tape.from_arrays(foreign.tape(head=False).arrays, "unirep", "w")
+    start = tmp_path / "t.safetensors"
+    checkpoint.save(start, interop.to_model(weights), weights.alphabet, source=weights.source)
+    fasta(tmp_path / "p.fasta", proteins(20))
+    recipe = _target.recipe_for(str(tmp_path / "p.fasta"), ["train.updates=2", "train.chunk=16"], None, start)
+    folder = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", start_from=start, quiet=True)[1]
+    tuned = checkpoint.load(folder)
+    assert "head" not in tuned.source
+    assert [s.symbols for s in scores(tuned, [Record("a", b"MKT")])] == [4]
+    assert tape.to_arrays(interop.to_weights(tuned))["feedforward.weight"].any()
+
+
 def test_a_protein_model_takes_lines_but_no_symbol_without_a_class(tmp_path: Path) -> None:
     weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "w")
     start = tmp_path / "u.safetensors"
@@ -298,6 +311,8 @@ def test_faults(tmp_path: Path) -> None:
     assert len(before) == 2
     with pytest.raises(DataError, match="Record p1 has '1' at position 2"):
         record_corpus.load(fasta(tmp_path / "bad.fasta", ["MK", "M1"]))
+    with pytest.raises(DataError, match="Record p1 is empty"):
+        record_corpus.load(fasta(tmp_path / "none.fasta", ["MK", ""]))
     assert sorted(kept.iterdir()) == before
     for changed in (
         {"records": "fasta", "alphabet": "corpus"},

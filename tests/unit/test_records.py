@@ -34,6 +34,14 @@ def test_fasta(tmp_path: Path) -> None:
     assert list(read(write(tmp_path / "bom.fasta", "\ufeff>a\nMK\n"))) == [Record("a", b"MK")]
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_fasta_of_any_system(tmp_path: Path, end: bytes) -> None:
+    lines = [b">a\x85b one", b"MKT", b"A\xa0Y", b"", b">c", b"GG", b""]
+    (tmp_path / "p.fasta.gz").write_bytes(gzip.compress(end.join(lines)))
+    found = list(read(str(tmp_path / "p.fasta.gz")))
+    assert found == [Record("a\ufffdb", b"MKTA\xa0Y"), Record("c", b"GG")]
+
+
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "t.txt", b"first\r\n\n  \nfourth \xff")
     assert list(read(path)) == [Record("1", b"first"), Record("4", b"fourth \xff")]
@@ -109,6 +117,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "text", "options", "words"),
     [
         ("p.fasta", "MKT\n>a\nM\n", {}, 'line 1: a sequence without a ">"'),
+        ("p.fasta", "MKT\n", {}, "--as lines (train: --set data.records=lines)"),
         ("p.fasta", "\n", {}, "no FASTA record"),
         ("t.jsonl", '{"text": "a"}\n{"text": \n', {}, "line 2: not JSON"),
         ("t.jsonl", "[" * 99_999, {}, "line 1: not JSON"),
@@ -116,6 +125,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.jsonl", '{"text": 3}\n', {}, '"text" is int, not text'),
         ("t.csv", "", {}, "is empty"),
         ("t.csv", "a,b\n1,2\n", {}, "none of the columns a, b"),
+        ("t.csv", "a,b\n1,2\n", {}, "with --column (train: --set data.column=NAME)"),
         ("t.csv", "text,b\n1,2\n", {"column": "c"}, 'no column "c" among text, b'),
         ("t.csv", "text,b\n1,2\n3\n", {}, "row 2: 1 fields, but the header has 2"),
         ("t.csv", "text,b,text\n1,2,3\n", {}, "two columns are called text"),
