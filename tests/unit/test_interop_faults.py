@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 import foreign
 from mulstm import interop
+from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
 from mulstm.interop import chainer, npz, nvidia, openai, tape, torchfile, torchrecurrent, unirep
 
@@ -165,6 +167,30 @@ def test_a_format_that_cannot_hold_the_model() -> None:
     weights = unirep.from_arrays(foreign.unirep(layers=2).arrays, "unirep", "file")
     with pytest.raises(CheckpointError, match="2 layers, not 1; its alphabet has 26 symbols, not 256"):
         openai.write(weights, "nowhere")
+
+
+def test_a_model_without_an_output_layer_goes_only_where_none_is_needed(tmp_path: Path) -> None:
+    proteins = tape.from_arrays(foreign.tape(head=False).arrays, "unirep", "file")
+    found = {k: v for k, v in foreign.nvidia(N=256, layers=1).arrays.items() if "decoder" not in k}
+    reviews = nvidia.from_arrays(found, "file")
+    for weights, name in [
+        (proteins, "unirep"),
+        *((reviews, n) for n in ("openai", "chainer", "torchrecurrent")),
+    ]:
+        with pytest.raises(CheckpointError, match="this model: it was imported without its output layer"):
+            interop.write(name, weights, tmp_path / "w.npz")
+    assert not list(tmp_path.iterdir())
+    for weights, name in ((proteins, "tape"), (reviews, "nvidia")):
+        interop.write(name, weights, tmp_path / name)
+        assert interop.read(name, tmp_path / name).source["head"] is False
+
+
+@pytest.mark.parametrize("name", ["unirep", "tape"])
+def test_other_symbols_are_no_residues(name: str, tmp_path: Path) -> None:
+    weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "file")
+    letters = replace(weights, alphabet=Alphabet.distinct(b"abcdefghijklmnopqrstuvwxyz"))
+    with pytest.raises(CheckpointError, match="its alphabet has 26 symbols, but other ones"):
+        interop.write(name, letters, tmp_path / "w.npz")
 
 
 def test_state_dicts_of_other_things(tmp_path: Path) -> None:

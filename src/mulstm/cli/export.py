@@ -31,7 +31,7 @@ def command(
 
     if format_name not in FORMATS:
         raise CheckpointError(f'There is no format "{format_name}". Choose one of: {", ".join(FORMATS)}.')
-    read = (checkpoint.find(model),)
+    read, unsaid = (checkpoint.find(model),), ""
     if format_name == "onnx":
         require_room(out, force, read=read, endings=(".onnx",))
     for target in _targets(format_name, out):
@@ -45,10 +45,12 @@ def command(
 
         written = hub.save_pretrained(checkpoint.load(model), out)
     else:
-        interop.export_model(format_name, model, out)
+        unsaid = interop.export_model(format_name, model, out)
         written = [out]
     for path in written:
         console.result(str(path))
+    if unsaid:
+        console.note(unsaid)
 
 
 def _targets(format_name: str, out: Path) -> list[Path]:

@@ -61,9 +61,25 @@ def import_model(
     return weights
 
 
-def export_model(name: str, model: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-    """One of our checkpoints as a foreign file."""
-    write(name, to_weights(checkpoint.load(model)), out)
+def export_model(name: str, model: str | os.PathLike[str], out: str | os.PathLike[str]) -> str:
+    """One of our checkpoints as a foreign file; returns what that does not say, and importing it asks."""
+    weights = to_weights(checkpoint.load(model))
+    write(name, weights, out)
+    return _unsaid(name, weights)
+
+
+def _unsaid(name: str, weights: Weights) -> str:
+    if name in _OPTIONS["head_map"] and "head_map" not in weights.source:
+        return (
+            "The format has no class for the start symbol, which is never predicted. "
+            f"Import the file again with --head-map {unirep.OWN_MAP}."
+        )
+    if name in _OPTIONS["vocabulary"] and weights.alphabet not in _module(name).KNOWN:
+        return (
+            f"The file does not say which bytes its {weights.alphabet.size} symbols are. "
+            "Import it again with --vocabulary and a file of just those bytes."
+        )
+    return ""
 
 
 def to_model(weights: Weights) -> LanguageModel:

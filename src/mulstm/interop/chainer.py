@@ -24,6 +24,7 @@ from mulstm.interop.weights import (
 )
 
 TEXT8 = Alphabet.distinct(b" abcdefghijklmnopqrstuvwxyz")
+KNOWN = (Alphabet.bytes(), TEXT8)  # by their sizes
 ORDER = ("h_hat", "i", "f", "o")  # of unit n: rows 4n, 4n + 1, 4n + 2, 4n + 3
 _MATRICES = {"WmxWN": "mx", "WmhWN": "mh", "WhxWN": "zx", "WhmWN": "zm"}
 
@@ -97,7 +98,7 @@ def _alphabet(given: Alphabet | None, N: int, where: str) -> Alphabet:
                 "Give the whole text that the model was trained on."
             )
         return given
-    for known in (Alphabet.bytes(), TEXT8):
+    for known in KNOWN:
         if known.size == N:
             return known
     raise CheckpointError(

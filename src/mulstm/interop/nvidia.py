@@ -90,7 +90,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
 
 def write(weights: Weights, path: str | Path) -> None:
     """A checkpoint in the nested form, weight norm as the model has it."""
-    require(weights, "nvidia", alphabet=[BYTES, BYTES + 1])
+    require(weights, "nvidia", alphabets=[Alphabet.bytes(), padded_bytes()], headless=True)
     arrays = to_arrays(weights)
     rnn = {k: v for k, v in arrays.items() if k.startswith("rnns.")}
     nested: dict[str, Any] = {

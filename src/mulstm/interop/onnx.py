@@ -44,6 +44,7 @@ def write(loaded: Checkpoint, path: Path) -> list[Path]:
 
     Both are checked in onnxruntime before they take their places.
     """
+    loaded.require_head()
     _require("onnx", "onnxscript", "onnxruntime")
     step = Step(loaded.model)
     example = _example(step.model, 2)

@@ -77,7 +77,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
 
 def write(weights: Weights, path: str | Path) -> None:
     """The fifteen files, for any byte model of one layer."""
-    require(weights, "openai", layers=1, alphabet=[BYTES])
+    require(weights, "openai", layers=1, alphabets=[Alphabet.bytes()])
     with filling(Path(path)) as folder:
         for name, array in to_arrays(weights).items():
             write_npy(folder / f"{name}.npy", array)

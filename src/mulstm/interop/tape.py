@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mulstm.convention import protein_alphabet
 from mulstm.errors import CheckpointError
 from mulstm.interop import torchfile, unirep
 from mulstm.interop.weights import AnyArray, Array, Weights, existing, require, sha256
@@ -69,7 +70,7 @@ def write(weights: Weights, path: str | Path) -> None:
 
 def to_arrays(weights: Weights) -> dict[str, Array]:
     """Our arrays in TAPE's names."""
-    require(weights, "tape", layers=1, alphabet=[unirep.TOKENS])
+    require(weights, "tape", layers=1, alphabets=[protein_alphabet()], headless=True)
     theirs = unirep.to_arrays(weights)
     has_head = bool(weights.source.get("head", True))
     body: dict[str, Array] = {"embed_matrix.weight": theirs["embedding"]}

