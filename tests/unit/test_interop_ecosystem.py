@@ -55,6 +55,19 @@ def test_a_card_states_no_licence_that_is_only_mentioned(tmp_path: Path) -> None
     assert "license:" not in hub.card(loaded, "mine")
 
 
+def test_a_card_says_what_the_model_is(tmp_path: Path) -> None:
+    loaded = saved(tmp_path)
+    told = hub.card(loaded, "mine")
+    assert "A multiplicative LSTM language model: 1 layer(s)" in told
+    assert "Imported:\n\n- format: unirep" in told
+    loaded = saved(tmp_path, cell="lstm")
+    loaded.meta["source"] = {"convention": "protein"}
+    told = hub.card(loaded, "mine")
+    assert "A language model of lstm cells: 1 layer(s)" in told
+    assert "multiplicative" not in told
+    assert "Source:\n\n- convention: protein" in told
+
+
 def test_a_rounded_or_changed_model_comes_back(tmp_path: Path) -> None:
     loaded = saved(tmp_path)
     checkpoint.save(tmp_path / "small.safetensors", loaded.model, loaded.alphabet, storage="int8")
@@ -204,6 +217,9 @@ def test_the_onnx_step_leaves_the_model_as_it_is(tmp_path: Path) -> None:
     loaded.model.double().precision = "bf16"
     onnx.write(loaded, tmp_path / "step.onnx")
     assert (loaded.model.W_out.dtype, loaded.model.precision) == (torch.float64, "bf16")
+    loaded.meta["source"]["head"] = False
+    with pytest.raises(CheckpointError, match="without its output layer"):
+        onnx.write(loaded, tmp_path / "none.onnx")
 
 
 def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:

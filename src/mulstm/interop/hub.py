@@ -79,11 +79,13 @@ def card(loaded: Checkpoint, name: str, licence: str = "") -> str:
     stated = str(source.get("licence", ""))
     licence = licence or next((tag for words, tag in _LICENCES.items() if stated.startswith(words)), "")
     recipe = loaded.model.recipe
-    front = ["library_name: mulstm", "tags:", "- multiplicative-lstm", "- mulstm"]
+    is_mlstm = recipe.cell == "mlstm"
+    front = ["library_name: mulstm", "tags:", *["- multiplicative-lstm"] * is_mlstm, "- mulstm"]
     front += [f"license: {licence}"] if licence else []
+    kind = "A multiplicative LSTM language model" if is_mlstm else f"A language model of {recipe.cell} cells"
     lines = ["---", *front, "---", "", f"# {name}", ""]
     lines += [
-        f"A multiplicative LSTM language model: {recipe.layers} layer(s) of {recipe.hidden} units, "
+        f"{kind}: {recipe.layers} layer(s) of {recipe.hidden} units, "
         f"{loaded.model.parameter_count():,} parameters, {loaded.alphabet.size} symbols.",
         "",
         "```python",
@@ -98,7 +100,7 @@ def card(loaded: Checkpoint, name: str, licence: str = "") -> str:
         lines += ["| measure | value |", "|---|---|"]
         lines += [f"| {key} | {value:.6g} |" for key, value in sorted(measured.items())] + [""]
     if source:
-        lines += ["Imported:", ""]
+        lines += ["Imported:" if "format" in source else "Source:", ""]
         lines += [f"- {key}: {value}" for key, value in sorted(source.items())] + [""]
     lines += [f"Fingerprint: `{loaded.meta.get('fingerprint', '')}`", ""]
     return "\n".join(lines)
