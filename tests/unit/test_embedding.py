@@ -15,7 +15,7 @@ import foreign
 from mulstm import interop
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
-from mulstm.embedding import Wanted, embed, embed_file
+from mulstm.embedding import Wanted, embed, embed_file, files
 from mulstm.embedding.store import Store
 from mulstm.errors import DataError
 from mulstm.interop import openai, unirep
@@ -177,7 +177,9 @@ def test_cells_without_c(suffix: str, units: tuple[int, ...], tmp_path: Path) ->
         (b"MKT*", "Record p has '*' at position 4, which is no residue. The end is understood"),
         (b"MK\xff", "Record p has 0xff at position 3"),
         (b"MKt", "--upper"),
-        (b">p", "--as fasta"),
+        (b"MK*T", "position 3, which is no residue. End the record before the stop sign, or write X"),
+        (b">p", "--as fasta (train: --set data.records=fasta)"),
+        (b"MK>p", "Begin a new line with it where it opens a FASTA record"),
         (b"MK1", "Record p has '1' at position 3"),
     ],
 )
@@ -233,6 +235,40 @@ def test_memory_does_not_grow_with_the_number_of_records(
     peak(500)  # what is imported or made once
     # Rows alone would be 576,000 bytes more.
     assert peak(4_000) < peak(1_000) + 150_000
+
+
+@pytest.mark.parametrize(("suffix", "count"), [(".jsonl", 1), (".parquet", 50)])
+def test_positions_are_written_in_blocks(
+    suffix: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr("mulstm.embedding.store.BLOCK", 1 << 14)
+    monkeypatch.setattr("mulstm.embedding.files.VALUES", 1 << 12)
+    files.check(tmp_path / f"r{suffix}")  # what is imported once
+    h = np.random.default_rng(0).normal(size=(6_000, 16)).astype(np.float32)
+    with Store(tmp_path, {"h_mean": 16, "h": 16}) as store:
+        for k in range(count):
+            store.add(f"p{k}", len(h) // count)
+        store.put("h_mean", 0, h[:count])
+        store.put("h", 0, h)
+        tracemalloc.start()
+        try:
+            files.write(store, tmp_path / f"r{suffix}")
+            # As Python's own numbers they would be 3,000,000 bytes.
+            assert tracemalloc.get_traced_memory()[1] < 300_000
+        finally:
+            tracemalloc.stop()
+    found = read_rows(tmp_path / f"r{suffix}")
+    np.testing.assert_array_equal([row["h_mean"] for row in found], h[:count])
+    np.testing.assert_array_equal(np.concatenate([row["h"] for row in found]), h)  # type: ignore[misc]
+
+
+def test_ids_that_an_array_cannot_hold(made: foreign.Foreign, tmp_path: Path) -> None:
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    for id, words in (("a\0", r"The id 'a\\x00' has a NUL in it"), ("x" * 10_001, "has 10,001 characters")):
+        with pytest.raises(DataError, match=words):
+            embed_file(loaded, [Record(id, b"MK")], tmp_path / "r.npz")
 
 
 def test_a_full_disk(made: foreign.Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +17,7 @@ from mulstm.errors import DataError, ExtraError
 from mulstm.runs import replacing
 
 SUFFIXES = (".npz", ".parquet", ".jsonl")
-ROWS = 256  # records a Parquet group or a block of lines
+VALUES = 1 << 20  # numbers in a Parquet group, about: a record is never cut
 
 
 def check(path: Path) -> None:
@@ -38,8 +39,8 @@ def write(store: Store, path: Path) -> None:
             _parquet(store, temporary)
         else:
             with temporary.open("w", encoding="utf-8") as out:
-                for record in _records(store):
-                    out.write(json.dumps(record) + "\n")
+                for k, id in enumerate(store.ids()):
+                    out.writelines(_line(store, k, id))
 
 
 def _npz(store: Store, path: Path) -> None:
@@ -75,21 +76,21 @@ class _Unseekable:
         self.write = file.write
 
 
-def _records(store: Store) -> Iterator[dict[str, Any]]:
-    """One object a record."""
-    vectors = [name for name in names(store.widths) if name != "h"]
-    rows = {name: _one_by_one(store, name) for name in vectors}
-    for k, id in enumerate(store.ids()):
-        record: dict[str, Any] = {"id": id} | {name: next(rows[name]).tolist() for name in vectors}
-        if "h" in store.widths:
-            low, high = store.offset(k), store.offset(k + 1)
-            record["h"] = [row.tolist() for block in store.rows("h", low, high) for row in block]
-        yield record
+def _line(store: Store, k: int, id: str) -> Iterator[str]:
+    """Record k as a JSON object, piece by piece: its positions may be many."""
+    yield '{"id": ' + json.dumps(id)
+    for name in names(store.widths):
+        low, high = _place(store, name, k, k + 1)
+        rows = (json.dumps(row.tolist()) for block in store.rows(name, low, high) for row in block)
+        yield f', "{name}": ' + (next(rows) if name != "h" else "[" + next(rows, ""))
+        yield from (", " + row for row in rows)
+        yield "]" if name == "h" else ""
+    yield "}\n"
 
 
-def _one_by_one(store: Store, name: str) -> Iterator[npt.NDArray[np.float32]]:
-    for block in store.rows(name):
-        yield from block
+def _place(store: Store, name: str, low: int, high: int) -> tuple[int, int]:
+    """The rows of records low ... high - 1."""
+    return (store.offset(low), store.offset(high)) if name == "h" else (low, high)
 
 
 def _parquet(store: Store, path: Path) -> None:
@@ -97,15 +98,35 @@ def _parquet(store: Store, path: Path) -> None:
     vector = pyarrow.list_(pyarrow.float32())
     fields = [("id", pyarrow.string())]
     fields += [(name, pyarrow.list_(vector) if name == "h" else vector) for name in names(store.widths)]
-    schema = pyarrow.schema(fields)
+    schema, ids = pyarrow.schema(fields), store.ids()
     with parquet.ParquetWriter(path, schema) as writer:
-        block: list[dict[str, Any]] = []
-        for record in _records(store):
-            block.append(record)
-            if len(block) == ROWS:
-                writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))
-                block = []
-        writer.write_table(pyarrow.Table.from_pylist(block, schema=schema))
+        for low, high in _groups(store):
+            columns = [pyarrow.array(islice(ids, high - low), pyarrow.string())]
+            columns += [_lists(store, name, low, high) for name in names(store.widths)]
+            writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+
+
+def _groups(store: Store) -> Iterator[tuple[int, int]]:
+    """Cuts between records, so that each group has about as many numbers as any."""
+    width = sum(store.widths[name] for name in names(store.widths) if name != "h")
+    low = 0
+    for high in range(1, store.count + 1):
+        rows = store.offset(high) - store.offset(low)
+        if high == store.count or (high - low) * width + rows * store.widths.get("h", 0) >= VALUES:
+            yield low, high
+            low = high
+
+
+def _lists(store: Store, name: str, low: int, high: int) -> Any:
+    """A column as Arrow wants it: all numbers, and where each list begins."""
+    lists = _pyarrow()[0].ListArray.from_arrays
+    first, last = _place(store, name, low, high)
+    width = store.widths[name]
+    numbers = np.concatenate([np.zeros(0, np.float32), *(b.ravel() for b in store.rows(name, first, last))])
+    rows = lists(np.arange(last - first + 1, dtype=np.int32) * np.int32(width), numbers)
+    if name != "h":
+        return rows
+    return lists(np.array([store.offset(k) - first for k in range(low, high + 1)], dtype=np.int32), rows)
 
 
 def _pyarrow() -> tuple[Any, Any]:

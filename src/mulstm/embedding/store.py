@@ -19,6 +19,7 @@ from mulstm.errors import DataError
 
 Rows = npt.NDArray[np.float32]
 BLOCK = 4 << 20  # bytes moved at a time
+LONGEST_ID = 10_000  # all ids of an .npz are as wide as the longest
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -64,6 +65,13 @@ class Store:
 
     def add(self, id: str, positions: int) -> None:
         """Announces the next record and how many of its positions may be put."""
+        if len(id) > LONGEST_ID:
+            raise DataError(
+                f"The id of record {self.count + 1} has {len(id):,} characters. Give one of at most "
+                f"{LONGEST_ID:,}, as by --id-column."
+            )
+        if "\0" in id:  # an array of numpy's drops those at an id's end
+            raise DataError(f"The id {id!r:.80} has a NUL in it. Take it out of the id.")
         self._files["ids"].write(json.dumps(id).encode() + b"\n")
         self._offsets.write(np.int64(self.total).tobytes())
         self.longest_id = max(self.longest_id, len(id))
