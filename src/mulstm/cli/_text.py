@@ -74,6 +74,17 @@ def _own(model: Checkpoint, text: str, data_dir: Path | None) -> Corpus:
     return record_corpus.load(trained if trained.records else replace(trained, alphabet="bytes"), data_dir)
 
 
+def opened(model: Checkpoint, prompt: str) -> bytes:
+    """A prompt after what a model of records has always read first; one that it cannot read is an error.
+
+    A protein's start symbol is no byte: `sample` puts it there.
+    """
+    given = prompt.encode(errors="surrogateescape")  # the bytes that were given, UTF-8 or not
+    model.convention.encoded(given, "The prompt")
+    is_record = model.convention.name or model.recipe.data.records
+    return model.alphabet.decode(model.convention.start) + given if is_record else given
+
+
 def is_protein(model: Checkpoint) -> bool:
     """Whether its texts are proteins."""
     return bool(model.source.get("convention") == "protein")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,14 +49,20 @@ def command(
     Examples: "mulstm import unirep 1900 unirep.safetensors"; "mulstm import openai model/ review.safetensors"
     """
     from mulstm import checkpoint, console, interop
+    from mulstm.interop.unirep import CLASSES
 
     require_room(out, force, read=(path, compare, vocabulary), endings=(".safetensors",))
     if compare:
         if head_map:
             raise typer.BadParameter("give --head-map or --compare, not both", param_hint="--compare")
-        weights, losses = _compared(format_name, path, compare)
+        weights, losses = _compared(format_name, path, compare, vocabulary)
         for name, bits in losses.items():
             console.note(f"head map {name}: {bits:.3f} bits/symbol on {compare}")
+        if min(losses.values()) >= (guess := math.log2(CLASSES)):
+            console.note(
+                f"warning: no head map is better than guessing ({guess:.3f}). "
+                "Check the weights, and compare on real proteins."
+            )
     else:
         weights = interop.read(format_name, path, head_map=head_map, vocabulary=vocabulary)
     model = interop.to_model(weights)
@@ -80,7 +87,7 @@ def command(
     console.note(f"licence: {weights.source.get('licence', 'not known')}")
 
 
-def _compared(format_name: str, path: str, fasta: str) -> tuple[Weights, dict[str, float]]:
+def _compared(format_name: str, path: str, fasta: str, vocabulary: str) -> tuple[Weights, dict[str, float]]:
     """The weights under the head map that finds the user's own proteins likelier."""
     from mulstm import interop
     from mulstm.checkpoint import Checkpoint
@@ -97,7 +104,7 @@ def _compared(format_name: str, path: str, fasta: str) -> tuple[Weights, dict[st
     found: dict[str, Weights] = {}
     known = format_name == "unirep" and unirep.is_known(path)
     for name in ("unirep",) if known else unirep.HEAD_MAPS:
-        found[name] = interop.read(format_name, path, head_map=name)
+        found[name] = interop.read(format_name, path, head_map=name, vocabulary=vocabulary)
         weights = found[name]
         loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
         losses[name] = total(scores(loaded, proteins))["bits_per_symbol"]

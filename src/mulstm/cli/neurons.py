@@ -44,6 +44,7 @@ def trace(
     from mulstm.cli._records import read
     from mulstm.cli._terminal import shown
     from mulstm.errors import DataError
+    from mulstm.scoring import symbol_name
 
     require_room(figure, force, read=(source, model), endings=tuple(neurons.UNDATED))
     require_room(page, force, read=(source, model), endings=(".html",))
@@ -59,9 +60,10 @@ def trace(
             values = {str(u): one.values[:, k].tolist() for k, u in enumerate(one.units)}
             console.result(json.dumps({"id": one.id, "of": of, "units": values}, ensure_ascii=False))
             continue
-        for t, row in enumerate(one.values):
-            symbol = repr(chr(one.text[t])) if t < len(one.text) else ""
-            console.result("\t".join([shown(one.id), str(t + 1), symbol, *(f"{value:.6f}" for value in row)]))
+        symbols = loaded.alphabet.encode(one.text).tolist()
+        for t, (symbol, row) in enumerate(zip(symbols, one.values, strict=True), 1):
+            name = repr(symbol_name(loaded.convention, symbol))
+            console.result("\t".join([shown(one.id), str(t), name, *(f"{value:.6f}" for value in row)]))
     if figure is not None:
         neurons.draw(found[0], figure)
         console.note(f"wrote {figure}")
@@ -122,6 +124,7 @@ def sample(
     """Draw text while some units are held at given values."""
     from mulstm import checkpoint, neurons, parallel
     from mulstm.cli._terminal import write_drawn
+    from mulstm.cli._text import opened
     from mulstm.sample import Sampling
     from mulstm.sample import sample as draw
 
@@ -129,8 +132,8 @@ def sample(
     loaded.require_head()
     held = neurons.Clamped(loaded.model, loaded.alphabet, units=_clamps(clamp))
     how = Sampling(length=length, temperature=temperature, seed=seed)
-    start = prompt.encode(errors="surrogateescape")
-    write_drawn(prompt, draw(loaded.model, loaded.alphabet, start, how, predictor=held))
+    pieces = draw(loaded.model, loaded.alphabet, opened(loaded, prompt), how, predictor=held)
+    write_drawn(prompt, pieces)
 
 
 def _clamps(given: list[str]) -> dict[int, float]:

@@ -33,16 +33,15 @@ def command(
     """Draw text from a model."""
     from mulstm import checkpoint, console, parallel
     from mulstm.cli._terminal import shown, write_drawn
+    from mulstm.cli._text import opened
     from mulstm.sample import Sampling, sample
 
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.require_head()
     loaded.model.precision = precision
     how = Sampling(length, temperature, top_k, top_p, seed, stop.encode(errors="surrogateescape"))
-    start = prompt.encode(errors="surrogateescape")  # the bytes that were given, UTF-8 or not
     # A prompt that cannot be read is told of before anything is written.
-    loaded.convention.encoded(start, "The prompt")
-    pieces = sample(loaded.model, loaded.alphabet, start, how, streams)
+    pieces = sample(loaded.model, loaded.alphabet, opened(loaded, prompt), how, streams)
     if streams == 1 and not as_json:
         write_drawn(prompt, pieces)
         return

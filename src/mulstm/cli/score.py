@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def command(
     model: Model,
     source: Input,
-    losses: Annotated[bool, typer.Option("--losses", help="Add every symbol's nats.")] = False,
+    losses: Annotated[bool, typer.Option("--losses", help="With --json: add every symbol's nats.")] = False,
     words: Annotated[
         bool, typer.Option("--words", help="Add every word's nats: its bytes and the one that ends it.")
     ] = False,
@@ -49,6 +49,8 @@ def command(
     from mulstm.scoring import scores, total
     from mulstm.scoring.page import surprise
 
+    if losses and not as_json:
+        raise typer.BadParameter("every symbol's nats are printed with --json only", param_hint="--losses")
     require_room(page, force, read=(source, model), endings=(".html",))
     loaded = checkpoint.load(model, parallel.pick(device))
     if words and is_protein(loaded):
