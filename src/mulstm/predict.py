@@ -76,9 +76,11 @@ class Predictor:
     def _rows(self, symbols: Symbols) -> Tensor:
         """(lanes, T), where the model is."""
         given = np.asarray(symbols)
-        if given.dtype.kind not in "iu" or (
-            given.size and not 0 <= given.min() <= given.max() < self.alphabet.size
-        ):
+        # A single step is given what was drawn; looking at it would take a tenth of the step.
+        is_outside = (
+            given.ndim > 1 and given.size and not 0 <= given.min() <= given.max() < self.alphabet.size
+        )
+        if given.dtype.kind not in "iu" or is_outside:
             raise ValueError(f"Symbols are whole numbers from 0 to {self.alphabet.size - 1}. Give such.")
         x = torch.as_tensor(given).to(self.device, torch.long)
         x = x.unsqueeze(-1) if x.dim() == 1 else x

@@ -85,7 +85,7 @@ def test_what_a_kernel_made_that_waited_in_vain_is_no_prediction(monkeypatch: py
 
 def test_what_cannot_be_fed() -> None:
     predictor = Predictor(LanguageModel(ModelRecipe(hidden=4), 256), Alphabet.bytes(), 2)
-    for symbols in ([3.7, 1.0], [0, 256], [-1, 3]):
+    for symbols in ([3.7, 1.0], [[0], [256]], [[-1], [3]]):
         with pytest.raises(ValueError, match="Symbols are whole numbers from 0 to 255"):
             predictor.feed(np.array(symbols))
     with pytest.raises(MulstmError, match=r"'text' is no bytes\. Give it encoded"):
