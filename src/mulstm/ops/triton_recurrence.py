@@ -91,9 +91,8 @@ def _forward(
     unit: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """h from h_0 on, the last c, and what the backward wants: c from c_0 on, z, a, m, r."""
-    with torch.cuda.device(
-        zx.device
-    ):  # a kernel starts on the current one; autograd sets it for the backward
+    # A kernel starts on the current device, which autograd sets for the backward by itself.
+    with torch.cuda.device(zx.device):
         chunk = Chunk(mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit)
         saved = steps.forward(chunk, plan_for(chunk), save=True)
         return saved.h, saved.c_T.clone(), saved.c, saved.z, saved.a, saved.m, saved.r
