@@ -31,6 +31,7 @@ from mulstm.resume import Progress
 
 LOG_LINES = 500  # in a whole run, about
 CUT = "its time was over"  # how a record says that a run may go on
+BETTER = "better.safetensors"  # the best model since the run's state was saved
 
 
 @dataclass
@@ -131,6 +132,7 @@ def build(
     if (folder / resume.NAME).is_file():
         job.progress = resume.load(folder / resume.NAME, update, job.facts, job.total)
     if run is not None:
+        settle_best(run.path, job.progress)
         _tidy(run.path, job.progress.update)
     return job
 
@@ -368,6 +370,20 @@ def _require_same(recipe: Recipe, folder: Path) -> None:
             f"The run in {folder} was made with another recipe ({'; '.join(changed[:4])}). "
             "Resume it with its own recipe, or start a new run."
         )
+
+
+def settle_best(folder: Path, progress: Progress) -> None:
+    """Makes the better model the best one once the run's saved state knows of it, and takes away any other.
+
+    So a run that was killed does not find a best model from a future that it has not saved.
+    """
+    better = folder / BETTER
+    if not better.is_file():
+        return
+    if tensorfile.read_meta(better)["metrics"]["update"] == progress.best_update:
+        better.replace(folder / "best.safetensors")
+    else:
+        better.unlink()
 
 
 def _tidy(folder: Path, update: int) -> None:

@@ -56,8 +56,7 @@ def save(path: Path, update: Update, progress: Progress, corpus: dict[str, Any])
         "corpus": corpus,
         "device": update.share.device.type,
     }
-    if update.share.first:
-        tensorfile.write(path, tensors, meta)
+    update.share.by_first(lambda: tensorfile.write(path, tensors, meta))
 
 
 def load(path: Path, update: Update, corpus: dict[str, Any], total: int) -> Progress:

@@ -91,7 +91,6 @@ def train(
         # Only checkpoints tell where a run started: killed before its first, it would go on from the seed.
         if start_from is not None and job.progress.update == 0:
             save(job)
-        _keep_best(job)  # a run that goes on may have been killed just before
         run_updates(job)
         save(job)
         record = finish(job)
@@ -172,9 +171,7 @@ def attend(job: Job) -> None:
         log(job, bits)
     elif n > progress.logged:
         _show(job, progress.nats / (n - progress.logged))
-    # A best model is saved with the run's state: a run that was killed must not find one from its future.
-    is_gain = bits is not None and _is_best(job)
-    stale = is_gain or time.monotonic() - job.saved >= job.recipe.train.save_every
+    stale = time.monotonic() - job.saved >= job.recipe.train.save_every
     # The first process's clock is the one that is saved: by it a run had its time, or goes on.
     over = job.share.first and progress.seconds >= job.limit
     signum, is_save_due, is_cut = job.share.largest(
@@ -190,7 +187,7 @@ def attend(job: Job) -> None:
 
 
 def validate(job: Job) -> float | None:
-    """Bits/char on the validation part; with patience the run stops when nothing is gained.
+    """Bits/char on the validation part; with patience keeps the best model, and stops when nothing is gained.
 
     None when a signal came meanwhile: the run, once resumed, begins with this validation.
     """
@@ -216,6 +213,9 @@ def validate(job: Job) -> float | None:
     progress.validated, progress.valid_bits = progress.update, bits
     if progress.best_bits is None or bits < progress.best_bits:
         progress.best_bits, progress.best_update, progress.stale = bits, progress.update, 0
+        # Without patience the last model counts: a folder must not stand for another than its record.
+        if recipe.patience:
+            job.share.by_first(lambda: _write_model(job, jobs.BETTER, bits))
     else:
         progress.stale += 1
         if recipe.patience and progress.stale >= recipe.patience:
@@ -260,23 +260,8 @@ def save(job: Job) -> None:
     bits = job.progress.valid_bits if job.progress.validated == job.progress.update else None
     job.share.by_first(lambda: _write_model(job, "last.safetensors", bits))
     resume.save(job.folder / resume.NAME, job.update, job.progress, job.facts)
-    _keep_best(job)
+    job.share.by_first(lambda: jobs.settle_best(job.folder, job.progress))
     job.saved = time.monotonic()
-
-
-def _is_best(job: Job) -> bool:
-    """Whether the model as it now is belongs into best.safetensors.
-
-    Without patience the last model counts: a folder must not stand for another than its record.
-    """
-    progress = job.progress
-    is_new = progress.best_bits is not None and progress.best_update == progress.update
-    return is_new and job.recipe.evaluate.patience > 0
-
-
-def _keep_best(job: Job) -> None:
-    if _is_best(job):
-        job.share.by_first(lambda: _write_model(job, "best.safetensors", job.progress.best_bits))
 
 
 def finish(job: Job) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from made_runs import RICH, Tiny, at_update, run, same, steady, weights
 from mulstm import checkpoint, data, job, parallel, runs, tensorfile, train
 from mulstm.errors import CheckpointError, DataError, RunError
 from mulstm.recipe import Recipe
+from mulstm.resume import Progress
 
 
 def test_nothing_is_left_to_do(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,26 +402,29 @@ class Killed(BaseException):
     """Nothing of ours catches it, as nothing catches kill -9."""
 
 
-@pytest.mark.parametrize("place", ["after it", "before it"])
+@pytest.mark.parametrize(
+    ("place", "reached"), [("mulstm.resume.save", (7, 4)), ("mulstm.job.settle_best", (8, 8))]
+)
 def test_a_killed_run_finds_no_best_model_of_its_future(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, reached: tuple[int, int]
 ) -> None:
-    recipe = tiny("evaluate.patience=9", "evaluate.every=4")
-    real = train._keep_best
+    recipe = tiny("evaluate.patience=9", "evaluate.every=4", "train.save_every=1e-9")
+    module, name = place.rsplit(".", 1)
+    real = getattr(importlib.import_module(module), name)
 
-    def keep(job: job.Job) -> None:
-        if place == "after it" or job.progress.update < 8:
-            real(job)
-        if job.progress.update == 8:
+    def killed(*given: Any) -> None:
+        if any(isinstance(part, Progress) and part.update == 8 for part in given):
             raise Killed
+        real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_keep_best", keep)
+        patch.setattr(place, killed)
         with pytest.raises(Killed):
             run(recipe, tmp_path)
     # Whatever is left of its time, the folder and its record are of the same model.
     record, folder = run(recipe, tmp_path, resume_from="auto", minutes=1e-9)
-    assert (record["updates"], record["best_valid_update"]) == (8, 8)
+    assert (record["updates"], record["best_valid_update"]) == reached
     best = checkpoint.load(folder)
-    assert best.meta["metrics"]["update"] == 8
+    assert best.meta["metrics"]["update"] == record["best_valid_update"]
     assert best.meta["fingerprint"] == record["fingerprint"]
+    assert not (folder / job.BETTER).exists()

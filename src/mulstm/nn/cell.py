@@ -233,7 +233,7 @@ class MultiplicativeLSTM(_Base):
         dtype = w.W_zx.dtype
         wide = torch.promote_types(dtype, torch.float32)
         start = State(start.h.to(dtype), start.c.to(wide))
-        mx, zx, _ = project(w, x.to(dtype), None, None)
+        mx, zx, _ = project(w, x.to(dtype).contiguous(), None, None)
         assert mx is not None
         rows = [steps * lanes for steps, lanes in sizes]
         # One stretch is not cut: the gradients of pieces would have to be put together again.
