@@ -13,6 +13,7 @@ from process import Call
 
 import foreign
 from made import made_text
+from mulstm.errors import RunError
 from mulstm.interop import npz
 
 # Commands in the folder below, OUT in place of what they write, and a path that suits it.
@@ -206,8 +207,13 @@ def test_names_as_long_as_can_be(call: Call, folder: Path) -> None:
     assert (folder / f"{name}.mul").is_file()
 
 
-def test_a_search_that_cannot_be_written_does_no_work(call: Call, folder: Path) -> None:
-    (folder / "plain").write_text("")
+def test_a_search_that_cannot_be_written_does_no_work(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise RunError("o.jsonl cannot be written (No space left on device). Make room.")
+
+    monkeypatch.setattr("mulstm.search._append", full)
     (folder / "s.txt").write_bytes(b"abda" * 500)
-    code, _, err = call("search", "s.txt", "--try", "optimiser.rate=1e-3", "--out", "plain/o.jsonl")
-    assert (code, "trial 1" in err) == (3, False)
+    code, _, err = call("search", "s.txt", "--try", "optimiser.rate=1e-3", "--out", "o.jsonl")
+    assert (code, "No space left" in err, "trial 1" in err) == (3, True, False)
