@@ -1,0 +1,100 @@
+"""What is left of a run may be damaged: it is told, or made again, and never half believed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from made import TINY, made_text, text_recipe
+from made_runs import run
+from mulstm import runs, tensorfile
+from mulstm.errors import CheckpointError, RunError
+
+
+def broken(folder: Path, what: str, value: Any) -> None:
+    """A training state with another thing, or without it, in a file that is sound otherwise."""
+    path = folder / "resume.safetensors"
+    tensors, meta = tensorfile.read(path, "training state")
+    section, _, key = what.rpartition("/")
+    place = tensors if not section else meta if section == "meta" else meta[section]
+    if value is None:
+        del place[key]
+    else:
+        place[key] = value
+    tensorfile.write(path, tensors, meta)
+    (folder / "metrics.json").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has ended, over a text beside it."""
+    root = tmp_path_factory.mktemp("ended")
+    (root / "made.txt").write_bytes(made_text(6_000))
+    return run(text_recipe(root / "made.txt", TINY), root / "runs")[1]
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [
+        ("generator", None),
+        ("generator", torch.zeros(3)),
+        ("model.W_out", None),
+        ("model.W_out", torch.zeros(3)),
+        ("optimiser.exp_avg.W_out", None),
+        ("optimiser.exp_avg.W_out", torch.zeros(3)),
+        ("state.0.h", None),
+        ("state.0.h", torch.zeros(1, 1)),
+        ("meta/progress", None),
+        ("meta/corpus", None),
+        ("meta/corpus", 5),
+        ("meta/device", None),
+        ("progress/update", "x"),
+        ("progress/update", -5),
+        ("progress/update", 10**12),
+        ("progress/logged", 10**12),
+        ("progress/seconds", -1.0),
+        ("progress/more", 1),
+    ],
+)
+def test_a_training_state_of_other_things(ended: Path, tmp_path: Path, what: str, value: Any) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    broken(folder, what, value)
+    with pytest.raises(RunError, match=rf"cannot go on .*\. Start a new run with --from {folder}/last\."):
+        run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
+
+
+def test_a_damaged_training_state(ended: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    (folder / "metrics.json").unlink()
+    path = folder / "resume.safetensors"
+    whole = path.read_bytes()
+    for damaged in (
+        whole[:-40] + bytes([whole[-40] ^ 0x80]) + whole[-39:],
+        whole.replace(b'\\"validated\\": 12', b'\\"validated\\": 11'),
+    ):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        with pytest.raises(RunError, match="do not match their checksum"):
+            run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
+    path.write_bytes(whole)
+    assert run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))[0]["updates"] == 12
+
+
+@pytest.mark.parametrize("record", ['{"a": 1}', "[]", "[" * 100_000, ""])
+def test_a_damaged_record_is_made_again(ended: Path, tmp_path: Path, record: str) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    whole = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(record)
+    again, _ = run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
+    assert again["test_bits_per_char"] == whole["test_bits_per_char"]
+    assert json.loads((folder / "metrics.json").read_text()) == again
+
+
+def test_a_training_state_is_no_start(ended: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a model"):
+        run(runs.recipe_of(ended), tmp_path, start_from=ended / "resume.safetensors", resume_from="auto")
