@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mulstm.checkpoint import Checkpoint
-from mulstm.cli._text import is_own, part_of
+from mulstm.cli._text import part_of
 from mulstm.data.corpus import Split
 from mulstm.data.store import cache_folder
 from mulstm.dynamic import Settings, Statistics, kept_statistics, moving
@@ -23,7 +23,11 @@ REMEDY = "Leave --dynamic out, which wants that text."
 
 
 def prepare(
-    loaded: Checkpoint, settings: Settings, folded: bool, text: str, data_dir: Path | None
+    loaded: Checkpoint,
+    settings: Settings,
+    folded: bool,
+    text: str,  # the model's own, by the path it was given by
+    data_dir: Path | None,
 ) -> tuple[LanguageModel, Statistics, Settings]:
     """The model that moves, the training text's statistics, kept in the cache, and settings with a rate."""
     model = moving(loaded.model) if folded else loaded.model
@@ -31,7 +35,7 @@ def prepare(
         cache_folder() / "statistics",
         model,
         loaded.alphabet,
-        part_of(loaded, text if is_own(loaded, text) else "", "train", data_dir, remedy=REMEDY),
+        part_of(loaded, text, True, "train", data_dir, remedy=REMEDY),
         lanes=LANES,
         segment=settings.segment,
         batches=BATCHES,

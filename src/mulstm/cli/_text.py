@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def is_own(model: Checkpoint, text: str) -> bool:
     """Whether the text that the model was trained on is meant: none is named, or that one by any path.
 
-    Another text of the same name is another text: what is in it decides, where the model knows that.
+    Another text of the same name is another text: what is in it decides, where the model knows that. All of
+    it is read for that, so it is asked once a command.
     """
     trained = model.recipe.data
     if not text or not KNOWN.keys().isdisjoint({text, trained.corpus}):
@@ -36,6 +37,7 @@ def is_own(model: Checkpoint, text: str) -> bool:
 def part_of(
     model: Checkpoint,
     text: str,
+    own: bool,  # what is_own says
     split: str,
     data_dir: Path | None,
     remedy: str = "",  # what to do where the model's own text cannot be had
@@ -45,7 +47,7 @@ def part_of(
     A user's own text is read whole unless a part is named. Bytes that the model does not know are
     an error when they are met.
     """
-    if is_own(model, text):
+    if own:
         trained = model.recipe.data
         if not text:
             _require_origin(model, remedy)

@@ -96,7 +96,7 @@ def command(
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
 
-    asked = Settings(segment, rate, pull, epsilon)
+    asked, folded = Settings(segment, rate, pull, epsilon), not as_trained
     if dynamic and lanes not in (None, 1):
         raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
     if not dynamic and (as_trained or asked != Settings()):
@@ -111,19 +111,20 @@ def command(
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.require_head()
     loaded.model.precision, loaded.model.backend = precision, backend
-    part = part_of(loaded, text, split, data_dir)
+    own = is_own(loaded, text)
+    part = part_of(loaded, text, own, split, data_dir)
     total = min(symbols or part.symbols_count, part.symbols_count)
     if dynamic:
         from mulstm.cli import _dynamic
 
         if record is not None:
             _dynamic.require_record_of(loaded, part, record)
-        moving, R, settings = _dynamic.prepare(loaded, asked, not as_trained, text, data_dir)
+        moving, R, settings = _dynamic.prepare(loaded, asked, folded, text if own else "", data_dir)
         lanes = 1
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
     else:
         keep = losses or words
-        lanes = lanes or (loaded.recipe.evaluate.final_lanes if is_own(loaded, text) else 10)
+        lanes = lanes or (loaded.recipe.evaluate.final_lanes if own else 10)
         measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)
         found = _watched(total, quiet, measure)
     if not math.isfinite(found.nats):
@@ -135,7 +136,7 @@ def command(
     counts = recounted(part.corpus, part.name, found.symbols)
     if as_json:
         result = _facts(model, loaded, part, found, lanes) | (
-            _dynamic.facts(settings, not as_trained) if dynamic else {}
+            _dynamic.facts(settings, folded) if dynamic else {}
         )
         if words:
             result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
@@ -152,7 +153,7 @@ def command(
     if dynamic and losses is not None and found.losses is not None:
         write_npy(losses, found.losses)
     if record is not None:
-        add_dynamic(record, _dynamic.for_record(found, settings, not as_trained, loaded))
+        add_dynamic(record, _dynamic.for_record(found, settings, folded, loaded))
 
 
 def _word_costs(part: Split, found: Evaluation) -> WordCosts | None:

@@ -32,7 +32,7 @@ def command(
     import dataclasses
 
     from mulstm import checkpoint, console, parallel
-    from mulstm.cli._text import part_of
+    from mulstm.cli._text import is_own, part_of
     from mulstm.errors import CheckpointError
     from mulstm.evaluate import evaluate
     from mulstm.surprise import recovery
@@ -44,7 +44,7 @@ def command(
         raise CheckpointError(
             f"{a} and {b} have different alphabets. Compare models trained on one alphabet."
         )
-    part = part_of(pair[0], text, split, data_dir)
+    part = part_of(pair[0], text, is_own(pair[0], text), split, data_dir)
     losses = [evaluate(one.model, part, lanes, losses=True).losses for one in pair]
     assert losses[0] is not None
     assert losses[1] is not None
