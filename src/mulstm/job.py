@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,24 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from mulstm import checkpoint, console, data, ops, parallel, record_corpus, resume, runs, tensorfile
+from mulstm import checkpoint, console, data, earlier, ops, parallel, record_corpus, resume, runs
 from mulstm import recipe as recipes
 from mulstm import update as updates
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import name_of
 from mulstm.data.corpus import Corpus
 from mulstm.data.lanes import Lanes
-from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError, RunError
+from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import impossible
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordLanes, RecordSplit
-from mulstm.report.records import KEYS
 from mulstm.resume import Progress
 
 LOG_LINES = 500  # in a whole run, about
-CUT = "its time was over"  # how a record says that a run may go on
-BETTER = "better.safetensors"  # the best model since the run's state was saved
 
 
 @dataclass
@@ -132,73 +127,9 @@ def build(
     if (folder / resume.NAME).is_file():
         job.progress = resume.load(folder / resume.NAME, update, job.facts, job.total)
     if run is not None:
-        settle_best(run.path, job.progress)
-        _tidy(run.path, job.progress.update)
+        earlier.settle_best(run.path, job.progress)
+        earlier.tidy(run.path, job.progress.update)
     return job
-
-
-def earlier(
-    recipe: Recipe,
-    runs_dir: Path,
-    resume_from: str | None,
-    start_from: str | Path | None = None,
-    tell: Callable[[str], None] | None = None,
-) -> Path | None:
-    """The folder to go on with: the one named, or for "auto" the newest run of this very recipe and start.
-
-    `tell` hears in what the newest run differs where none is found.
-    """
-    if resume_from is None:
-        return None
-    start = "" if start_from is None else tensorfile.read_meta(checkpoint.find(start_from)).get("fingerprint")
-    if resume_from != "auto":
-        _require_same(recipe, Path(resume_from))
-        if start_from is not None and _tuned_from(Path(resume_from)) != start:
-            raise RunError(
-                f"The run in {resume_from} did not start from {start_from}. "
-                "Leave --from out to go on with it, or start a new run."
-            )
-        return Path(resume_from)
-    if start_from is not None and Path(start_from).is_dir() and not runs.is_run(Path(start_from)):
-        raise RunError(
-            f"{start_from} stands for its newest run, which may be the very one to go on with. "
-            "Give --from one run, or a checkpoint."
-        )
-    told = ""
-    for folder in runs.newest_first(recipe.name, root=runs_dir):
-        with contextlib.suppress(RecipeError):  # of another version
-            changed = _changed(recipe, folder)
-            if not changed and _tuned_from(folder) == start:
-                return folder
-            what = "; ".join(changed[:4]) or "it did not start from the same weights"
-            told = told or f"{folder} differs: {what}"
-    if told and tell is not None:
-        tell(f"No run of this very recipe to go on with ({told}); starting anew.")
-    return None
-
-
-def _tuned_from(folder: Path) -> str:
-    """The fingerprint of the model a run started from; empty where it started from none."""
-    return str((_saved_source(folder) or {}).get("tuned_from", ""))
-
-
-def _saved_source(folder: Path) -> dict[str, Any] | None:
-    """What a run's checkpoints say of their origin; None before both are there to go on with."""
-    files = folder / "last.safetensors", folder / resume.NAME
-    return dict(tensorfile.read_meta(files[0]).get("source", {})) if all(f.is_file() for f in files) else None
-
-
-def finished(path: Path) -> dict[str, Any] | None:
-    """The record of a run that is complete, else None: one that is damaged is measured again.
-
-    A run whose time was over goes on.
-    """
-    try:
-        record = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return None
-    is_whole = isinstance(record, dict) and record.keys() >= {*KEYS, "reason"}
-    return record if is_whole and record.get("stopped") != CUT else None
 
 
 def require_apart(corpus: str, written: Path) -> None:
@@ -234,7 +165,7 @@ def _in_symbols_of_start(
     """
     if recipe.data.alphabet != "corpus":
         return corpus
-    if start is None and path is not None and _tuned_from(path):
+    if start is None and path is not None and earlier.tuned_from(path):
         start = checkpoint.load(path / "last.safetensors")
     if start is None:
         return corpus
@@ -349,53 +280,9 @@ def _require_predictable(model: LanguageModel, corpus: Corpus) -> None:
 
 def _source(recipe: Recipe, start: Checkpoint | None, folder: Path) -> dict[str, Any]:
     """What the checkpoints of a run say of their origin: all that was known of the model it starts from."""
-    found = _saved_source(folder)
+    found = earlier.saved_source(folder)
     if found is None:
         found = {} if start is None else {**start.source, "tuned_from": start.meta["fingerprint"]}
         found |= {"convention": recipe.data.convention} if recipe.data.convention else {}
     found.pop("head", None)  # a model imported without one has it from its training
     return found
-
-
-def _changed(recipe: Recipe, folder: Path) -> list[str]:
-    """What is not as in the recipe of the run there."""
-    now, then = recipes.as_dict(recipe), recipes.as_dict(runs.recipe_of(folder))
-    return recipes.differences(recipes.flat(now), recipes.flat(then))
-
-
-def _require_same(recipe: Recipe, folder: Path) -> None:
-    # A text may have moved: that it is the same one is seen from what it holds.
-    if changed := [what for what in _changed(recipe, folder) if not what.startswith("data.corpus ")]:
-        raise RunError(
-            f"The run in {folder} was made with another recipe ({'; '.join(changed[:4])}). "
-            "Resume it with its own recipe, or start a new run."
-        )
-
-
-def settle_best(folder: Path, progress: Progress) -> None:
-    """Makes the better model the best one once the run's saved state knows of it, and takes away any other.
-
-    So a run that was killed does not find a best model from a future that it has not saved.
-    """
-    better = folder / BETTER
-    if not better.is_file():
-        return
-    if tensorfile.read_meta(better)["metrics"]["update"] == progress.best_update:
-        better.replace(folder / "best.safetensors")
-    else:
-        better.unlink()
-
-
-def _tidy(folder: Path, update: int) -> None:
-    """Takes away what a killed run left half-written, its log lines after the last checkpoint, and a record.
-
-    The record is that of a run whose time was over: of what comes now it would say nothing.
-    """
-    (folder / "metrics.json").unlink(missing_ok=True)
-    # Ours end in .tmp; those that safetensors makes on the way begin with it.
-    for left in (*folder.glob(".*.tmp"), *folder.glob(".tmp*")):
-        left.unlink(missing_ok=True)
-    lines = runs.read_log(folder)
-    kept = [line for line in lines if line["update"] <= update]
-    if len(kept) < len(lines):
-        runs.write_atomic(folder / "log.jsonl", "".join(runs.json_line(line) for line in kept))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mulstm import recipe as recipes
 from mulstm import runs
+from mulstm.earlier import CUT
 from mulstm.errors import RecipeError, RunError
-from mulstm.job import CUT
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
 from mulstm.report.records import Record, place, publish, read_one

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mulstm import checkpoint, console, optim, parallel, resume, runs, units
+from mulstm import checkpoint, console, earlier, optim, parallel, resume, runs, units
 from mulstm import job as jobs
 from mulstm import recipe as recipes
 from mulstm.errors import RecipeError, RunError
@@ -65,8 +65,8 @@ def train(
     started = time.perf_counter()
     with parallel.joined(device) as share, contextlib.ExitStack() as stack:
         tell = console.note if share.first and not quiet else None
-        path = jobs.earlier(recipe, runs_dir, resume_from, start_from, tell)
-        record = jobs.finished(path) if path is not None else None
+        path = earlier.run_of(recipe, runs_dir, resume_from, start_from, tell)
+        record = earlier.finished(path) if path is not None else None
         if path is not None and record is not None:
             if tell is not None:
                 tell(f"{path} is complete: nothing is left to do.")
@@ -215,7 +215,7 @@ def validate(job: Job) -> float | None:
         progress.best_bits, progress.best_update, progress.stale = bits, progress.update, 0
         # Without patience the last model counts: a folder must not stand for another than its record.
         if recipe.patience:
-            job.share.by_first(lambda: _write_model(job, jobs.BETTER, bits))
+            job.share.by_first(lambda: _write_model(job, earlier.BETTER, bits))
     else:
         progress.stale += 1
         if recipe.patience and progress.stale >= recipe.patience:
@@ -260,7 +260,7 @@ def save(job: Job) -> None:
     bits = job.progress.valid_bits if job.progress.validated == job.progress.update else None
     job.share.by_first(lambda: _write_model(job, "last.safetensors", bits))
     resume.save(job.folder / resume.NAME, job.update, job.progress, job.facts)
-    job.share.by_first(lambda: jobs.settle_best(job.folder, job.progress))
+    job.share.by_first(lambda: earlier.settle_best(job.folder, job.progress))
     job.saved = time.monotonic()
 
 
@@ -319,7 +319,7 @@ def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[s
         "evaluate_lanes": recipe.evaluate.final_lanes,
         "epochs": epochs,
         "updates": progress.update,
-        "stopped": jobs.CUT if is_cut else progress.stopped,
+        "stopped": earlier.CUT if is_cut else progress.stopped,
         "best_valid_update": progress.best_update,
         "train_seconds": progress.seconds,
         "valid_seconds": progress.valid_seconds,

@@ -10,8 +10,8 @@ import pytest
 
 from mulstm import recipe as recipes
 from mulstm import reproduce, runs
+from mulstm.earlier import CUT
 from mulstm.errors import RecipeError, RunError
-from mulstm.job import CUT
 from mulstm.recipe import Recipe
 from mulstm.train import RunInterruptedError
 

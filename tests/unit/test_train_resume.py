@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from made_runs import RICH, Tiny, at_update, run, same, steady, weights
-from mulstm import checkpoint, data, job, parallel, runs, tensorfile, train
+from mulstm import checkpoint, data, earlier, job, parallel, runs, tensorfile, train
 from mulstm.errors import DataError, RunError
 from mulstm.recipe import Recipe
 from mulstm.resume import Progress
@@ -200,18 +200,18 @@ def test_auto_takes_the_run_of_this_start_only(tiny: Tiny, tmp_path: Path) -> No
     start, other = plain / "last.safetensors", tmp_path / "other.safetensors"
     _, tuned = run(tiny(), tmp_path, start_from=start, resume_from="auto")
     assert tuned != plain
-    assert job.earlier(tiny(), tmp_path, "auto") == plain
-    assert job.earlier(tiny(), tmp_path, "auto", start) == tuned
+    assert earlier.run_of(tiny(), tmp_path, "auto") == plain
+    assert earlier.run_of(tiny(), tmp_path, "auto", start) == tuned
     other.write_bytes((tuned / "last.safetensors").read_bytes())
     told: list[str] = []
-    assert job.earlier(tiny(), tmp_path, "auto", other, told.append) is None
+    assert earlier.run_of(tiny(), tmp_path, "auto", other, told.append) is None
     assert "it did not start from the same weights" in told[0]
-    assert job.earlier(tiny(), tmp_path, str(tuned)) == tuned
+    assert earlier.run_of(tiny(), tmp_path, str(tuned)) == tuned
     with pytest.raises(RunError, match="did not start from"):
         run(tiny(), tmp_path, start_from=other, resume_from=str(tuned))
     # The newest of a folder may be the run that was killed.
     with pytest.raises(RunError, match="stands for its newest run"):
-        job.earlier(tiny(), tmp_path, "auto", plain.parent)
+        earlier.run_of(tiny(), tmp_path, "auto", plain.parent)
 
 
 def test_a_full_disk_loses_nothing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,10 +302,10 @@ def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> N
     _, first = run(tiny("train.updates=2"), tmp_path)
     _, second = run(tiny("train.updates=3"), tmp_path, resume_from="auto")
     assert first != second
-    assert job.earlier(tiny("train.updates=2"), tmp_path, "auto") == first
-    assert job.earlier(tiny("train.updates=2", "train.save_every=9.0"), tmp_path, "auto") == first
+    assert earlier.run_of(tiny("train.updates=2"), tmp_path, "auto") == first
+    assert earlier.run_of(tiny("train.updates=2", "train.save_every=9.0"), tmp_path, "auto") == first
     told: list[str] = []
-    assert job.earlier(tiny("train.updates=4"), tmp_path, "auto", tell=told.append) is None
+    assert earlier.run_of(tiny("train.updates=4"), tmp_path, "auto", tell=told.append) is None
     assert told == [
         f"No run of this very recipe to go on with ({second} differs: train.updates was 3, is 4); "
         "starting anew."
@@ -317,7 +317,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("place", "reached"), [("mulstm.resume.save", (7, 4)), ("mulstm.job.settle_best", (8, 8))]
+    ("place", "reached"), [("mulstm.resume.save", (7, 4)), ("mulstm.earlier.settle_best", (8, 8))]
 )
 def test_a_killed_run_finds_no_best_model_of_its_future(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, reached: tuple[int, int]
@@ -341,4 +341,4 @@ def test_a_killed_run_finds_no_best_model_of_its_future(
     best = checkpoint.load(folder)
     assert best.meta["metrics"]["update"] == record["best_valid_update"]
     assert best.meta["fingerprint"] == record["fingerprint"]
-    assert not (folder / job.BETTER).exists()
+    assert not (folder / earlier.BETTER).exists()

@@ -39,7 +39,7 @@ def command(
     """
     from mulstm import console, runs, train
     from mulstm.cli import _target
-    from mulstm.job import CUT
+    from mulstm.earlier import CUT
     from mulstm.parallel import is_first
 
     if not target and resume in (None, "auto"):
@@ -75,7 +75,7 @@ def command(
 def summary(record: dict[str, Any]) -> list[str]:
     """What matters in the record of a run, in a few lines."""
     from mulstm import console
-    from mulstm.job import CUT
+    from mulstm.earlier import CUT
 
     lines = []
     for part in ("valid", "test"):

@@ -1,0 +1,129 @@
+"""A run that began before: which one goes on, and what of it is still true."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mulstm import checkpoint, resume, runs, tensorfile
+from mulstm import recipe as recipes
+from mulstm.errors import RecipeError, RunError
+from mulstm.recipe import Recipe
+from mulstm.report.records import KEYS
+from mulstm.resume import Progress
+
+CUT = "its time was over"  # how a record says that a run may go on
+BETTER = "better.safetensors"  # the best model since the run's state was saved
+
+
+def run_of(
+    recipe: Recipe,
+    runs_dir: Path,
+    resume_from: str | None,
+    start_from: str | Path | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Path | None:
+    """The folder to go on with: the one named, or for "auto" the newest run of this very recipe and start.
+
+    `tell` hears in what the newest run differs where none is found.
+    """
+    if resume_from is None:
+        return None
+    start = "" if start_from is None else tensorfile.read_meta(checkpoint.find(start_from)).get("fingerprint")
+    if resume_from != "auto":
+        _require_same(recipe, Path(resume_from))
+        if start_from is not None and tuned_from(Path(resume_from)) != start:
+            raise RunError(
+                f"The run in {resume_from} did not start from {start_from}. "
+                "Leave --from out to go on with it, or start a new run."
+            )
+        return Path(resume_from)
+    if start_from is not None and Path(start_from).is_dir() and not runs.is_run(Path(start_from)):
+        raise RunError(
+            f"{start_from} stands for its newest run, which may be the very one to go on with. "
+            "Give --from one run, or a checkpoint."
+        )
+    told = ""
+    for folder in runs.newest_first(recipe.name, root=runs_dir):
+        with contextlib.suppress(RecipeError):  # of another version
+            changed = _changed(recipe, folder)
+            if not changed and tuned_from(folder) == start:
+                return folder
+            what = "; ".join(changed[:4]) or "it did not start from the same weights"
+            told = told or f"{folder} differs: {what}"
+    if told and tell is not None:
+        tell(f"No run of this very recipe to go on with ({told}); starting anew.")
+    return None
+
+
+def tuned_from(folder: Path) -> str:
+    """The fingerprint of the model a run started from; empty where it started from none."""
+    return str((saved_source(folder) or {}).get("tuned_from", ""))
+
+
+def saved_source(folder: Path) -> dict[str, Any] | None:
+    """What a run's checkpoints say of their origin; None before both are there to go on with."""
+    files = folder / "last.safetensors", folder / resume.NAME
+    return dict(tensorfile.read_meta(files[0]).get("source", {})) if all(f.is_file() for f in files) else None
+
+
+def finished(path: Path) -> dict[str, Any] | None:
+    """The record of a run that is complete, else None: one that is damaged is measured again.
+
+    A run whose time was over goes on.
+    """
+    try:
+        record = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    is_whole = isinstance(record, dict) and record.keys() >= {*KEYS, "reason"}
+    return record if is_whole and record.get("stopped") != CUT else None
+
+
+def _changed(recipe: Recipe, folder: Path) -> list[str]:
+    """What is not as in the recipe of the run there."""
+    now, then = recipes.as_dict(recipe), recipes.as_dict(runs.recipe_of(folder))
+    return recipes.differences(recipes.flat(now), recipes.flat(then))
+
+
+def _require_same(recipe: Recipe, folder: Path) -> None:
+    # A text may have moved: that it is the same one is seen from what it holds.
+    where = runs.recipe_of(folder).data.corpus
+    if changed := _changed(replace(recipe, data=replace(recipe.data, corpus=where)), folder):
+        raise RunError(
+            f"The run in {folder} was made with another recipe ({'; '.join(changed[:4])}). "
+            "Resume it with its own recipe, or start a new run."
+        )
+
+
+def settle_best(folder: Path, progress: Progress) -> None:
+    """Makes the better model the best one once the run's saved state knows of it, and takes away any other.
+
+    So a run that was killed does not find a best model from a future that it has not saved.
+    """
+    better = folder / BETTER
+    if not better.is_file():
+        return
+    if tensorfile.read_meta(better)["metrics"]["update"] == progress.best_update:
+        better.replace(folder / "best.safetensors")
+    else:
+        better.unlink()
+
+
+def tidy(folder: Path, update: int) -> None:
+    """Takes away what a killed run left half-written, its log lines after the last checkpoint, and a record.
+
+    The record is that of a run whose time was over: of what comes now it would say nothing.
+    """
+    (folder / "metrics.json").unlink(missing_ok=True)
+    # Ours end in .tmp; those that safetensors makes on the way begin with it.
+    for left in (*folder.glob(".*.tmp"), *folder.glob(".tmp*")):
+        left.unlink(missing_ok=True)
+    lines = runs.read_log(folder)
+    kept = [line for line in lines if line["update"] <= update]
+    if len(kept) < len(lines):
+        runs.write_atomic(folder / "log.jsonl", "".join(runs.json_line(line) for line in kept))
