@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mulstm import checkpoint, resume, runs, tensorfile
+from mulstm import checkpoint, files, resume, runs, tensorfile
 from mulstm import recipe as recipes
 from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
@@ -67,8 +67,8 @@ def tuned_from(folder: Path) -> str:
 
 def saved_source(folder: Path) -> dict[str, Any] | None:
     """What a run's checkpoints say of their origin; None before both are there to go on with."""
-    files = folder / "last.safetensors", folder / resume.NAME
-    return dict(tensorfile.read_meta(files[0]).get("source", {})) if all(f.is_file() for f in files) else None
+    parts = folder / "last.safetensors", folder / resume.NAME
+    return dict(tensorfile.read_meta(parts[0]).get("source", {})) if all(f.is_file() for f in parts) else None
 
 
 def finished(path: Path) -> dict[str, Any] | None:
@@ -126,4 +126,4 @@ def tidy(folder: Path, update: int) -> None:
     lines = runs.read_log(folder)
     kept = [line for line in lines if line["update"] <= update]
     if len(kept) < len(lines):
-        runs.write_atomic(folder / "log.jsonl", "".join(runs.json_line(line) for line in kept))
+        files.write_atomic(folder / "log.jsonl", "".join(files.json_line(line) for line in kept))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mulstm import checkpoint, console, data, earlier, ops, parallel, record_corpus, resume, runs
+from mulstm import checkpoint, console, data, earlier, machine, ops, parallel, record_corpus, resume, runs
 from mulstm import recipe as recipes
 from mulstm import update as updates
 from mulstm.checkpoint import Checkpoint
@@ -221,7 +221,7 @@ def hardware(device: torch.device) -> str:
     """The device's own name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    facts = runs.environment()
+    facts = machine.environment()
     return f"{facts['processor']}, {facts['cores']} cores"
 
 

@@ -18,12 +18,12 @@ from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.embedding import require_units
 from mulstm.errors import DataError, MulstmError
+from mulstm.files import replacing
 from mulstm.heat import Part, Scale
 from mulstm.nn.model import LanguageModel
 from mulstm.ops.reference import State
 from mulstm.predict import Predictor, Symbols
 from mulstm.records import Record
-from mulstm.runs import replacing
 
 # Figures by their ending, with what must be left out for equal ones to be equal files.
 UNDATED: dict[str, Any] = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}

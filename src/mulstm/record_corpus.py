@@ -22,8 +22,8 @@ from mulstm.data.alphabet import Alphabet, Bytes
 from mulstm.data.corpus import Corpus, Split, shares_of
 from mulstm.data.text import Text
 from mulstm.errors import DataError
+from mulstm.files import replacing
 from mulstm.recipe import DataRecipe
-from mulstm.runs import replacing
 
 Numbers = NDArray[np.int64]
 READING = "2"  # raised when the same file would be read otherwise than by the version before

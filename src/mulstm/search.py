@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from mulstm import files, machine, parallel, runs
 from mulstm import job as jobs
-from mulstm import parallel, runs
 from mulstm import recipe as recipes
 from mulstm.data.corpus import Corpus
 from mulstm.errors import RecipeError, RunError
@@ -153,7 +153,7 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
         "hardware": job.hardware,
         "precision": recipe.train.precision,
         "backend": job.backend,
-        "commit": runs.commit(),
+        "commit": machine.commit(),
         "curve": [
             {key: line[key] for key in ("update", "train_bits_per_char", "valid_bits_per_char")}
             for line in lines
@@ -167,7 +167,7 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
 def _append(path: Path, result: Result | None = None) -> None:
     """One line more, or none, whole or not at all; another search may write into the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with runs.alone_in(path.parent):
+    with files.alone_in(path.parent):
         before = path.read_text(encoding="utf-8") if path.is_file() else ""
         end = "" if before.endswith("\n") or not before else "\n"
-        runs.write_atomic(path, before + end + (runs.json_line(result) if result else ""))
+        files.write_atomic(path, before + end + (files.json_line(result) if result else ""))

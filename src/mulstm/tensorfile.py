@@ -17,7 +17,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mulstm import runs
+from mulstm import files
 from mulstm.errors import CheckpointError
 
 # The one metadata key: with two, safetensors writes them in an order that changes from run to run.
@@ -38,7 +38,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) ->
     if "fingerprint" not in meta:
         meta = {**meta, CHECKSUM: checksum([meta], plain)}
     text = json.dumps(meta, sort_keys=True, allow_nan=False)
-    with runs.replacing(path) as temporary:
+    with files.replacing(path) as temporary:
         try:
             save_file(plain, temporary, metadata={KEY: text})
         except SafetensorError as fault:

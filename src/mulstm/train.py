@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mulstm import checkpoint, console, earlier, optim, parallel, resume, runs, units
+from mulstm import checkpoint, console, earlier, files, machine, optim, parallel, resume, runs, units
 from mulstm import job as jobs
 from mulstm import recipe as recipes
 from mulstm.errors import RecipeError, RunError
@@ -76,7 +76,7 @@ def train(
             recipe, share, stack, runs_dir=runs_dir, path=path, data_dir=data_dir, start_from=start_from
         )
         if job.run is not None:
-            job.run.write_json("environment.json", runs.environment([job.hardware]))
+            job.run.write_json("environment.json", machine.environment([job.hardware]))
             if tensorboard:
                 job.board = jobs.board(job.folder)
                 stack.callback(job.board.close)
@@ -91,9 +91,12 @@ def train(
         # Only checkpoints tell where a run started: killed before its first, it would go on from the seed.
         if start_from is not None and job.progress.update == 0:
             save(job)
-        run_updates(job)
-        save(job)
-        record = finish(job)
+        try:
+            run_updates(job)
+            save(job)
+            record = finish(job)
+        except files.UnwritableError as fault:
+            raise RunError(f"{fault} {_go_on(job)}") from None
         folder = job.folder
         # Nothing that holds tensors may outlive the process group.
         del job
@@ -329,7 +332,7 @@ def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[s
         "processes": job.share.count,
         "precision": recipe.train.precision,
         "backend": job.backend,
-        "commit": runs.commit(),
+        "commit": machine.commit(),
         "settings": recipes.settings(recipe),
     }
     for name, evaluation in measured.items():
@@ -390,9 +393,12 @@ def _introduce(job: Job) -> None:
     )
 
 
+def _go_on(job: Job) -> str:
+    return f'Go on with "mulstm train --resume {quote(str(job.folder))}".'
+
+
 def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
-    remedy = f'Go on with "mulstm train --resume {quote(str(job.folder))}".'
-    return RunInterruptedError(f"{what}; everything is saved", remedy, signum)
+    return RunInterruptedError(f"{what}; everything is saved", _go_on(job), signum)
 
 
 def _diverged(job: Job, what: str) -> DivergedError:

@@ -1,6 +1,5 @@
 """Run folders: made once, held by one, and never half written."""
 
-import errno
 import getpass
 import json
 import os
@@ -10,11 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mulstm import recipe, runs
+from mulstm import machine, recipe, runs
 from mulstm.errors import RunError
 from mulstm.runs import Run
 
@@ -113,79 +111,6 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
     assert found == ["2026-01-01-000000-seed2", "2026-01-02-000000-seed1"]
 
 
-@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
-def test_a_full_disk_loses_nothing(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model"
-    runs.write_atomic(path, b"the old one")
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    if where == "write":
-        real = Path.open
-
-        class Full:
-            def __init__(self, stream: Any) -> None:
-                self.stream = stream
-
-            def __enter__(self) -> "Full":
-                return self
-
-            def __exit__(self, *_: Any) -> None:
-                self.stream.close()
-
-            def write(self, data: bytes) -> None:
-                self.stream.write(data[:3])
-                self.stream.flush()
-                full()
-
-        monkeypatch.setattr(Path, "open", lambda self, mode: Full(real(self, mode)))
-    else:
-        monkeypatch.setattr(*((os, "fsync") if where == "fsync" else (Path, "replace")), full)
-    with pytest.raises(RunError, match=r"No space left on device.*untouched"):
-        runs.write_atomic(path, b"the new one")
-    monkeypatch.undo()
-    assert path.read_bytes() == b"the old one"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_error_of_ours_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    runs.write_atomic(path, "old")
-
-    def fail() -> None:
-        with runs.replacing(path) as temporary:
-            temporary.write_bytes(b"half")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_links_stay_and_what_they_point_to_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "far").mkdir()
-    for name in ("there", "not yet"):
-        link, target = tmp_path / name, tmp_path / "far" / name
-        link.symlink_to(target)
-        runs.write_atomic(link, "old")
-        runs.write_atomic(link, "new")
-        assert link.is_symlink()
-        assert target.read_text() == "new"
-    assert len(list((tmp_path / "far").iterdir())) == 2
-
-
-def test_only_plain_files_are_replaced(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    for name in ("pipe", "link"):
-        with pytest.raises(RunError, match=rf"{name} cannot be written \(it is no plain file\)"):
-            runs.write_atomic(tmp_path / name, "new")
-    assert (tmp_path / "link").is_fifo()
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 def test_a_full_disk_under_the_log(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
@@ -196,7 +121,7 @@ def test_a_full_disk_under_the_log(tmp_path: Path) -> None:
 
 
 def test_the_environment_names_no_host_user_or_folder() -> None:
-    got = runs.environment(["a device"])
+    got = machine.environment(["a device"])
     assert got["devices"] == ["a device"]
     assert {"mulstm", "python", "numpy"} <= set(got["versions"])
     text = json.dumps(got)
@@ -206,17 +131,17 @@ def test_the_environment_names_no_host_user_or_folder() -> None:
 
 
 def test_the_commit_is_known_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "__file__", str(tmp_path / "src" / "mulstm" / "runs.py"))
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "src" / "mulstm" / "machine.py"))
     monkeypatch.delenv("MULSTM_COMMIT", raising=False)
-    assert runs.commit() == ""
+    assert machine.commit() == ""
     monkeypatch.setenv("MULSTM_COMMIT", "abc")
-    assert runs.commit() == "abc"
+    assert machine.commit() == "abc"
     (tmp_path / "src" / "mulstm").mkdir(parents=True)
     for command in (
         ["init", "-q"],
         ["-c", "user.name=x", "-c", "user.email=x@x.invalid", "commit", "-q", "--allow-empty", "-m", "x"],
     ):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    assert runs.commit() == "abc"
+    assert machine.commit() == "abc"
     monkeypatch.delenv("MULSTM_COMMIT")
-    assert len(runs.commit()) == 12
+    assert len(machine.commit()) == 12

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mulstm import runs
 from mulstm.bench.timing import Say, rms
 from mulstm.errors import CheckFailedError
+from mulstm.machine import cores
 from mulstm.nn.cell import MultiplicativeLSTM
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe
@@ -108,7 +108,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "architecture": platform.machine(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
-        "cores": runs.cores(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

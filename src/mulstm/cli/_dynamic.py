@@ -14,9 +14,9 @@ from mulstm.dynamic import Settings, Statistics, kept_statistics, moving
 from mulstm.errors import CheckpointError
 from mulstm.evaluate import Evaluation
 from mulstm.job import hardware
+from mulstm.machine import commit
 from mulstm.nn.model import LanguageModel
 from mulstm.report.records import UNROUNDED, read_one
-from mulstm.runs import commit
 
 LANES, BATCHES = 100, 500  # from which the statistics are gathered
 REMEDY = "Leave --dynamic out, which wants that text."

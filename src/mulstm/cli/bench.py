@@ -81,12 +81,12 @@ def _usual(found: dict[str, Any]) -> Path | None:
 
 def _write(path: Path, found: dict[str, Any]) -> None:
     """The rows into this file, the curves of losses into one beside it."""
-    from mulstm import runs
+    from mulstm import files
 
     losses = found.get("losses")
-    runs.write_atomic(path, runs.json_text({k: v for k, v in found.items() if k != "losses"}))
+    files.write_atomic(path, files.json_text({k: v for k, v in found.items() if k != "losses"}))
     if losses is not None:
-        runs.write_atomic(path.with_name(f"losses-{path.name}"), runs.json_text(losses))
+        files.write_atomic(path.with_name(f"losses-{path.name}"), files.json_text(losses))
 
 
 def _show(found: dict[str, Any]) -> None:

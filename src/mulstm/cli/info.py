@@ -30,10 +30,10 @@ def command(
 def _machine() -> dict[str, Any]:
     import torch
 
-    from mulstm import ops, runs
+    from mulstm import machine, ops
 
     devices = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    facts = runs.environment([torch.cuda.get_device_name(d) for d in devices[1:]])
+    facts = machine.environment([torch.cuda.get_device_name(d) for d in devices[1:]])
     backends: dict[str, Any] = {}
     for device in devices:
         for precision in ("fp32", "bf16"):

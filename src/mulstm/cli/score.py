@@ -69,7 +69,7 @@ def command(
     if not whole["records"]:
         raise DataError("The input holds no record. Check the file and --as.")
     if page is not None and kept is not None:
-        from mulstm.runs import replacing
+        from mulstm.files import replacing
 
         with replacing(page) as temporary, temporary.open("w", encoding="utf-8") as out:
             out.writelines(surprise(f"Surprise of {model.name}", kept))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mulstm import runs
+from mulstm import files
 from mulstm.codec import block as blocks
 from mulstm.codec.container import CODED, MOST_BLOCK, MOST_LANES, STORED, Header, Reader, Writer
 from mulstm.codec.network import Network
@@ -209,5 +209,5 @@ def _writing(path: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    with runs.replacing(path) as temporary, temporary.open("wb") as file:
+    with files.replacing(path) as temporary, temporary.open("wb") as file:
         yield file

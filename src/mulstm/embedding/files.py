@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mulstm.embedding.store import Store, names
 from mulstm.errors import DataError, ExtraError
-from mulstm.runs import replacing
+from mulstm.files import replacing
 
 SUFFIXES = (".npz", ".parquet", ".jsonl")
 VALUES = 1 << 20  # numbers in a Parquet group, about: a record is never cut

@@ -12,7 +12,7 @@ from mulstm import checkpoint
 from mulstm import recipe as recipes
 from mulstm.checkpoint import Checkpoint
 from mulstm.errors import CheckpointError, ExtraError
-from mulstm.runs import filling, write_atomic
+from mulstm.files import filling, write_atomic
 
 MODEL, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _LICENCES = {"CC BY-NC 4.0": "cc-by-nc-4.0", "MIT": "mit"}

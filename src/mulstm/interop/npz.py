@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from mulstm.errors import CheckpointError
+from mulstm.files import write_atomic
 from mulstm.interop.weights import AnyArray
-from mulstm.runs import write_atomic
 
 _PICKLE = (
     "{path} is or holds a pickle, which can run any code when it is read. "

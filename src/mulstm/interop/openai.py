@@ -8,6 +8,7 @@ import numpy as np
 
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
+from mulstm.files import filling
 from mulstm.interop.npz import read_npy, write_npy
 from mulstm.interop.weights import (
     BYTES,
@@ -23,7 +24,6 @@ from mulstm.interop.weights import (
     sha256,
     to_order,
 )
-from mulstm.runs import filling
 
 ORDER = ("i", "f", "o", "h_hat")
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from mulstm.errors import CheckpointError
+from mulstm.files import write_atomic
 from mulstm.interop.weights import AnyArray
-from mulstm.runs import write_atomic
 from mulstm.tensorfile import tensors_in
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from mulstm.convention import RESIDUES, protein_alphabet
 from mulstm.errors import CheckpointError
+from mulstm.files import filling
 from mulstm.interop.npz import read_npy, read_npz, write_npy, write_npz
 from mulstm.interop.weights import (
     NEVER,
@@ -25,7 +26,6 @@ from mulstm.interop.weights import (
     sha256,
     to_order,
 )
-from mulstm.runs import filling
 
 ORDER = ("i", "f", "o", "h_hat")
 TOKENS, CLASSES = 26, 25

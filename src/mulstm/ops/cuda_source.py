@@ -15,9 +15,9 @@ from typing import Any
 
 from mulstm.data.store import cache_folder
 from mulstm.errors import MulstmError
+from mulstm.files import write_atomic
 from mulstm.ops.reference import UNITS
 from mulstm.ops.triton_plan import Form
-from mulstm.runs import write_atomic
 
 EPILOGUES = {"sums": 0, "m": 1, "gates": 2, "dm": 3, "cell": 4}
 BK = 64  # of K in a tile

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from mulstm import runs
+from mulstm import files
 from mulstm.errors import DataError, RunError
 from mulstm.report import bench, figures, paper, records, tables, trials
 from mulstm.report.canvas import Figure
@@ -25,7 +25,7 @@ def write(results: Path = RESULTS, readme: Path | None = README) -> list[Path]:
     """Makes everything again; the files that changed."""
     texts = _stale_texts(results, readme)
     for path, text in texts.items():
-        runs.write_atomic(path, text)
+        files.write_atomic(path, text)
     return [*texts, *(path for figure in _stale_figures(results) for path in figure.draw(results))]
 
 

@@ -11,7 +11,7 @@ from inspect import getsourcefile
 from pathlib import Path
 from typing import Any
 
-from mulstm import runs
+from mulstm import files
 from mulstm.errors import ExtraError
 from mulstm.report import paper
 
@@ -75,8 +75,8 @@ class Figure:
 
     def is_stale(self, folder: Path) -> bool:
         """Whether the SVG or the PNG is missing or shows something else."""
-        files = [folder / f"{self.name}.{suffix}" for suffix in ("svg", "png")]
-        return not all(f.is_file() and self.fingerprint.encode() in f.read_bytes() for f in files)
+        paths = [folder / f"{self.name}.{suffix}" for suffix in ("svg", "png")]
+        return not all(f.is_file() and self.fingerprint.encode() in f.read_bytes() for f in paths)
 
     def draw(self, folder: Path) -> list[Path]:
         """Writes the SVG and the PNG."""
@@ -86,7 +86,7 @@ class Figure:
             self.paint(picture, self.data)
             for path in paths:
                 note = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-                with runs.replacing(path) as temporary:
+                with files.replacing(path) as temporary:
                     picture.savefig(
                         temporary,
                         format=path.suffix[1:],

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mulstm import files, runs
 from mulstm import recipe as recipes
-from mulstm import runs
 from mulstm.errors import RunError
 
 WHAT: dict[str, tuple[str, tuple[type, ...]]] = {  # a value's kind, and the types it may have
@@ -161,15 +161,15 @@ def publish(run: Path, results: Path) -> Path:
     path = place(results, values["recipe"], values["seed"])
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = thinned(runs.read_log(run))
-    runs.write_atomic(path.with_suffix(".jsonl"), "".join(runs.json_line(line) for line in lines))
-    runs.write_atomic(path, runs.json_text(values))
+    files.write_atomic(path.with_suffix(".jsonl"), "".join(files.json_line(line) for line in lines))
+    files.write_atomic(path, files.json_text(values))
     return path
 
 
 def add_dynamic(path: Path, found: Mapping[str, Any]) -> None:
     """Writes what dynamic evaluation found into a record, in place of what an earlier one did."""
     kept = {k: v for k, v in read_one(path).values.items() if not k.startswith(DYNAMIC)}
-    runs.write_atomic(path, runs.json_text(kept | {DYNAMIC + k: v for k, v in found.items()}))
+    files.write_atomic(path, files.json_text(kept | {DYNAMIC + k: v for k, v in found.items()}))
 
 
 def thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
