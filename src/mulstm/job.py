@@ -20,7 +20,7 @@ from mulstm.convention import name_of
 from mulstm.data.corpus import Corpus
 from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError
-from mulstm.nn.model import LanguageModel
+from mulstm.nn.model import PRECISIONS, LanguageModel
 from mulstm.predict import impossible
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordLanes, RecordSplit
@@ -95,6 +95,7 @@ def build(
             f"{recipe.train.lanes} lanes cannot be shared by {share.count} processes. "
             f"Set train.lanes to a multiple of {share.count}."
         )
+    backend = backend_of(recipe, share)
     corpus = load_corpus(recipe, share, data_dir) if corpus is None else corpus
     start = None if start_from is None else checkpoint.load(start_from)
     corpus = _in_symbols_of_start(corpus, recipe, path, start)
@@ -122,7 +123,7 @@ def build(
         facts=corpus_facts(corpus),
         source=_source(recipe, start, folder),
         hardware=hardware(share.device),
-        backend=backend_of(update.model, recipe.train.lanes // share.count),
+        backend=backend,
     )
     if (folder / resume.NAME).is_file():
         job.progress = resume.load(folder / resume.NAME, update, job.facts, job.total)
@@ -195,26 +196,12 @@ def corpus_facts(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def backend_of(model: LanguageModel, B: int) -> str:
-    """The backend that will run the model's recurrence, or BackendError if the one asked for cannot."""
-    layer = model.stack[0]
-    with torch.no_grad():
-        w = layer.weights(model.dtype)
-    if w.W_zm is None:
+def backend_of(recipe: Recipe, share: parallel.Share) -> str:
+    """The backend that will run the recurrence, or BackendError if the one asked for cannot."""
+    if recipe.model.cell == "tensor-rnn":
         return "reference"
-    zx = torch.zeros(1, B, w.W_zm.shape[0], dtype=model.dtype, device=w.W_zm.device)
-    mx = None if w.W_mh is None else zx[..., : layer.hidden].contiguous()
-    return ops.chosen(
-        mx,
-        zx,
-        w.W_mh,
-        w.W_zm,
-        model.zero_state(B)[0],
-        px=None if w.alpha is None else zx,
-        b_h=w.b_h,
-        unit=layer.unit,
-        backend=model.backend,
-    )
+    B, dtype = recipe.train.lanes // share.count, PRECISIONS[recipe.train.precision]
+    return ops.chosen(torch.zeros(1, B, 1, dtype=dtype, device=share.device), backend=recipe.train.backend)
 
 
 def hardware(device: torch.device) -> str:
@@ -259,7 +246,6 @@ def _update(
         model.load_state_dict(start.model.state_dict())
     model = model.to(share.device).train()
     model.precision, model.backend = recipe.train.precision, recipe.train.backend
-    backend_of(model, recipe.train.lanes // share.count)
     generator = torch.Generator(share.device).manual_seed(recipe.train.seed)
     return updates.make(model, recipe, generator, share)
 

@@ -24,9 +24,10 @@ def given(**changes: object) -> dict[str, object]:
 
 
 def test_auto_takes_the_first_without_objection() -> None:
-    assert chosen(**given()) == "fused"
-    assert chosen(**given(), mask=torch.ones(B, H, requires_grad=True)) == "reference"
-    assert chosen(**given(), backend="reference") == "reference"
+    zx = torch.randn(T, B, 4 * H)
+    assert chosen(zx) == "fused"
+    assert chosen(zx, torch.ones(B, H, requires_grad=True)) == "reference"
+    assert chosen(zx, backend="reference") == "reference"
 
 
 def test_a_backend_asked_by_name_runs_or_says_why_not() -> None:
@@ -42,12 +43,10 @@ def test_kernels_are_not_asked_for_no_lanes(monkeypatch: pytest.MonkeyPatch) -> 
     """Tensors that only say they are on a GPU: nothing is computed here."""
     monkeypatch.setattr(modes, "objection", lambda: None)  # to fake tensors
     with FakeTensorMode(), torch.device("cuda"):
-        zx, h_0 = torch.zeros(T, 0, H, dtype=torch.bfloat16), torch.zeros(0, H, dtype=torch.bfloat16)
-        chunk = {"mx": None, "zx": zx, "W_mh": None, "W_zm": torch.zeros(H, H, dtype=torch.bfloat16)}
-        state = State(h_0, torch.zeros(0, 0))
-        assert chosen(**chunk, state=state, unit="tanh") == "fused"
+        zx = torch.zeros(T, 0, H, dtype=torch.bfloat16)
+        assert chosen(zx) == "fused"
         with pytest.raises(BackendError, match="there are no lanes"):
-            chosen(**chunk, state=state, unit="tanh", backend="triton")
+            chosen(zx, backend="triton")
 
 
 def test_objections() -> None:

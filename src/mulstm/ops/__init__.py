@@ -46,35 +46,18 @@ def recurrence(
 ) -> tuple[Tensor, State]:
     """All h of a chunk, (T, B, H), and the state after it."""
     _check(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
-    name = chosen(mx, zx, W_mh, W_zm, state, mask=mask, px=px, b_h=b_h, unit=unit, backend=backend)
+    name = chosen(zx, mask, backend)
     h, c_T = _module(name).recurrence(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
     return h, c_T
 
 
-def chosen(
-    mx: Tensor | None,
-    zx: Tensor,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    state: State,
-    *,
-    mask: Tensor | None = None,
-    px: Tensor | None = None,
-    b_h: Tensor | None = None,
-    unit: str = "standard",
-    backend: str = "auto",
-) -> str:
+def chosen(zx: Tensor, mask: Tensor | None = None, backend: str = "auto") -> str:
     """Which backend would run this; BackendError with its reason when the one asked for cannot."""
     if backend == "auto":
-        for name in BACKENDS:
-            if _why_not(name, mx, zx, W_mh, W_zm, state, mask, px, b_h, unit) is None:
-                return name
-        raise BackendError(
-            f"No backend can run unit {unit!r} in {zx.dtype} on {zx.device}. Use a floating-point type."
-        )
+        return next(name for name in BACKENDS if _why_not(name, zx, mask) is None)  # the reference can
     if backend not in BACKENDS:
         raise BackendError(f"There is no backend {backend!r}. Choose auto or one of: {', '.join(BACKENDS)}.")
-    reason = _why_not(backend, mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
+    reason = _why_not(backend, zx, mask)
     if reason is not None:
         raise BackendError(
             f"The backend {backend!r} cannot run here: {reason}. Use backend = auto, or one of the others."
@@ -85,32 +68,14 @@ def chosen(
 def objections(device: str, precision: str = "fp32") -> dict[str, str | None]:
     """For each backend None, or why it cannot run a multiplicative LSTM there (`mulstm info`)."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
-    wide = torch.promote_types(dtype, torch.float32)
-    T, B, H = 2, 2, 32
     try:
-        mx = torch.zeros(T, B, H, dtype=dtype, device=device)
-        zx = torch.zeros(T, B, 4 * H, dtype=dtype, device=device)
-        W_mh, W_zm = zx.new_zeros(H, H), zx.new_zeros(4 * H, H)
-        state = State(zx.new_zeros(B, H), zx.new_zeros(B, H, dtype=wide))
+        zx = torch.zeros(1, 1, 4, dtype=dtype, device=device)
     except (RuntimeError, AssertionError) as fault:
         return dict.fromkeys(BACKENDS, f"there is no device {device!r} here ({str(fault).splitlines()[0]})")
-    return {
-        name: _why_not(name, mx, zx, W_mh, W_zm, state, None, None, None, "standard") for name in BACKENDS
-    }
+    return {name: _why_not(name, zx, None) for name in BACKENDS}
 
 
-def _why_not(
-    name: str,
-    mx: Tensor | None,
-    zx: Tensor,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    state: State,
-    mask: Tensor | None,
-    px: Tensor | None,
-    b_h: Tensor | None,
-    unit: str,
-) -> str | None:
+def _why_not(name: str, zx: Tensor, mask: Tensor | None) -> str | None:
     if name == "reference":
         return None
     if name == "triton" and not zx.is_cuda:
@@ -118,17 +83,16 @@ def _why_not(
     reason = modes.objection()
     if reason is not None:
         return reason
-    if name == "triton":
-        if zx.shape[1] == 0:
-            return "there are no lanes, and a kernel wants at least one"
-        try:
-            module = _module(name)
-        except ImportError as fault:
-            return f"it cannot be imported ({fault})"
-        reason = module.why_not(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
-    else:
-        reason = fused.why_not(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
-    return reason
+    if mask is not None and mask.requires_grad:
+        return "it gives no gradient for the mask"
+    if name == "triton" and zx.shape[1] == 0:
+        return "there are no lanes, and a kernel wants at least one"
+    try:
+        module = _module(name)
+    except ImportError as fault:
+        return f"it cannot be imported ({fault})"
+    answer: str | None = module.why_not(zx)
+    return answer
 
 
 def _module(name: str) -> ModuleType:

@@ -26,24 +26,12 @@ def backward(dh: Tensor, dc_T: Tensor, x: Inputs, h: Tensor, saved: Saved) -> Gr
     return (fused_native.backward if quick else fused_loops.backward)(dh, dc_T, x, h, saved)
 
 
-def why_not(
-    mx: Tensor | None,
-    zx: Tensor,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    state: State,
-    mask: Tensor | None = None,
-    px: Tensor | None = None,
-    b_h: Tensor | None = None,
-    unit: str = "standard",
-) -> str | None:
-    """None, or the reason why this backend cannot run the chunk."""
+def why_not(zx: Tensor) -> str | None:
+    """None, or the reason why this backend cannot run chunks of this kind."""
     if zx.device.type not in ("cpu", "cuda"):
         return f"it knows CPU and CUDA, and the tensors are on {zx.device}"
     if zx.dtype not in _FLOATS:
         return f"it knows float32, bfloat16 and float64, not {zx.dtype}"
-    if mask is not None and mask.requires_grad:
-        return "it gives no gradient for the mask"
     return None
 
 

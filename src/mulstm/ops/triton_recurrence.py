@@ -16,26 +16,12 @@ from mulstm.ops.triton_chunk import Chunk, Saved
 from mulstm.ops.triton_plan import padded
 
 
-def why_not(
-    mx: Tensor | None,
-    zx: Tensor,
-    W_mh: Tensor | None,
-    W_zm: Tensor,
-    state: State,
-    mask: Tensor | None = None,
-    px: Tensor | None = None,
-    b_h: Tensor | None = None,
-    unit: str = "standard",
-) -> str | None:
-    """None, or the reason why this backend cannot run the chunk."""
-    if not zx.is_cuda:
-        return f"it needs a CUDA device and the tensors are on {zx.device}"
+def why_not(zx: Tensor) -> str | None:
+    """None, or the reason why this backend cannot run chunks of this kind."""
     if torch.cuda.get_device_capability(zx.device) < (9, 0):
         return f"it needs a Hopper GPU or newer, and this is {torch.cuda.get_device_name(zx.device)}"
     if zx.dtype != torch.bfloat16:
         return f"it computes in bfloat16 (c in float32), and the tensors are {zx.dtype}"
-    if mask is not None and mask.requires_grad:
-        return "it gives no gradient for the mask"
     return None
 
 
