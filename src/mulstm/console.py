@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -96,10 +96,12 @@ class Progress:
     A total of 0 is one that is not known: then it says how much.
     """
 
-    def __init__(self, total: int, *, label: str = "", done: int = 0, warm_up: int = 0) -> None:
-        self._total, self._label, self._done = total, label, done
+    def __init__(
+        self, total: int, *, label: str = "", done: int = 0, warm_up: int = 0, unit: str = "symbols"
+    ) -> None:
+        self._total, self._label, self._done, self._unit = total, label, done, unit
         self._extra: dict[str, str] = {}
-        # The first `warm_up` symbols are slow, something being compiled: no speed is made of them.
+        # The first `warm_up` of them are slow, something being compiled: no speed is made of them.
         self._warm = done + warm_up
         self._marks = [] if warm_up else [(time.monotonic(), done)]
         self._updated = self._shown = 0.0
@@ -125,7 +127,7 @@ class Progress:
             self._live = None
 
     def update(self, done: int, *, bits_per_char: float | None = None, **extra: str) -> None:
-        """`done` of the total symbols; other words to show come by name, as in valid="1.52"."""
+        """`done` of the total; other words to show come by name, as in valid="1.52"."""
         now = self._updated = time.monotonic()
         self._done = done
         if bits_per_char is not None:
@@ -148,7 +150,7 @@ class Progress:
             note(text)
 
     @property
-    def symbols_per_second(self) -> float:
+    def per_second(self) -> float:
         """Over the last half minute or so before the last update; 0 while nothing is known of it."""
         then, before = self._marks[0] if self._marks else (self._updated, self._done)
         return (self._done - before) / max(1e-9, self._updated - then)
@@ -157,14 +159,14 @@ class Progress:
         """What is shown, without colour."""
         share = min(1.0, self._done / self._total) if self._total else 1.0
         parts = [self._label] if self._label else []
-        parts.append(f"{share:4.0%}" if self._total else f"{quantity(self._done)} symbols")
+        parts.append(f"{share:4.0%}" if self._total else f"{quantity(self._done)} {self._unit}")
         parts += [
             f"{value} {name}" if name == "bits/char" else f"{name} {value}"
             for name, value in self._extra.items()
         ]
-        speed = self.symbols_per_second
+        speed = self.per_second
         if speed > 0:
-            parts.append(f"{quantity(speed)} symbols/s")
+            parts.append(f"{quantity(speed)} {self._unit}/s")
         if speed > 0 and share < 1:
             parts.append(f"{duration((self._total - self._done) / speed)} left")
         return "  ".join(parts)
@@ -184,6 +186,23 @@ class Progress:
         grid.add_row(bar, self.line())
         with contextlib.suppress(OSError):
             self._live.update(grid, refresh=True)
+
+
+@contextlib.contextmanager
+def moving(total: int, label: str, quiet: bool, unit: str) -> Iterator[Callable[[int], None]]:
+    """A function to be told how many more are done."""
+    if quiet:
+        yield lambda more: None
+        return
+    done = 0
+    with Progress(total, label=label, warm_up=1, unit=unit) as screen:
+
+        def add(more: int) -> None:
+            nonlocal done
+            done += more
+            screen.update(done)
+
+        yield add
 
 
 def _console() -> Console:

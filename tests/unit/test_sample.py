@@ -9,7 +9,7 @@ from mulstm.errors import MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import ModelRecipe
-from mulstm.sample import Sampling, Utf8Stream, draw, filtered, opening, sample
+from mulstm.sample import Sampling, as_text, draw, filtered, opening, sample
 
 ALPHABET = Alphabet(b"\nabcdefg ")
 
@@ -155,15 +155,9 @@ def test_opening() -> None:
 
 def test_characters_are_written_whole() -> None:
     text = "naïve — 漢字 🙂"
-    stream = Utf8Stream()
-    pieces = [stream.feed(bytes([byte])) for byte in text.encode()]
-    assert "".join(pieces) == text
-    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
-    assert stream.close() == ""
+    assert list(as_text(bytes([byte]) for byte in text.encode())) == list(text)
 
 
 def test_bytes_that_are_no_characters() -> None:
-    stream = Utf8Stream()
-    assert stream.feed(b"a\xffb") == "a\N{REPLACEMENT CHARACTER}b"
-    assert stream.feed("漢".encode()[:2]) == ""
-    assert stream.close() == "\N{REPLACEMENT CHARACTER}"
+    pieces = [b"a\xffb", "漢".encode()[:2]]
+    assert list(as_text(pieces)) == ["a\N{REPLACEMENT CHARACTER}b", "\N{REPLACEMENT CHARACTER}"]

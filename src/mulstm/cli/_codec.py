@@ -1,11 +1,9 @@
-"""What compress, decompress and quantize share: options, the network of a MODEL, and the line that moves."""
+"""What compress, decompress and quantize share: options, and the network of a MODEL."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,20 +74,3 @@ def tell(target: Path, line: str, facts: dict[str, Any], as_json: bool) -> None:
         console.result_json(facts)
     else:
         console.result(line)
-
-
-@contextmanager
-def moving(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A function to be told how many more bytes are done."""
-    if quiet:
-        yield lambda more: None
-        return
-    done = 0
-    with console.Progress(total, label=label, warm_up=1) as screen:
-
-        def add(more: int) -> None:
-            nonlocal done
-            done += more
-            screen.update(done)
-
-        yield add

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, moving, network_of, tell
+from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, tell
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
@@ -79,7 +79,7 @@ def command(
     from mulstm.codec import archive
 
     total = (archive.length_of(file) or 0) * (2 if verify else 1)  # the way there, and the way back
-    with moving(total, "compress", quiet) as show, ending_tidily(show) as progress:
+    with console.moving(total, "compress", quiet, "bytes") as show, ending_tidily(show) as progress:
         done = archive.compress_path(file, target, network, progress=progress, **how)
     many = "lane" if done.lanes == 1 else "lanes"
     line = (
@@ -103,7 +103,7 @@ def _bench(
     from mulstm.codec import bench
 
     size = file.stat().st_size if file.is_file() else 0
-    with moving(4 * size, "bench", quiet) as progress:
+    with console.moving(4 * size, "bench", quiet, "bytes") as progress:
         rows = bench.compare(network, source.stat().st_size, file, how, progress)
     if figure is not None:
         bench.draw(rows, figure)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, moving, network_of, tell
+from mulstm import console
+from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, tell
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
@@ -40,7 +41,7 @@ def command(
 
     header = archive.peek(file)
     total = (header and header.length) or 0
-    with moving(total, "decompress", quiet) as show, ending_tidily(show) as progress:
+    with console.moving(total, "decompress", quiet, "bytes") as show, ending_tidily(show) as progress:
         done = archive.decompress_path(file, target, network, coder=coder, progress=progress)
     line = (
         f"{done.archive:,} -> {done.content:,} bytes, "

@@ -42,7 +42,7 @@ def command(
     The .npz holds id, h_mean, h_final and c_final. For UniRep's models h_mean is "the" vector.
     """
     from mulstm import checkpoint, console, parallel
-    from mulstm.cli._records import Counter, read
+    from mulstm.cli._records import read
     from mulstm.embedding import Wanted, embed_file, files
     from mulstm.packing import LANES
 
@@ -53,8 +53,7 @@ def command(
     files.check(out)
     require_room(out, force, read=(source, model))
     loaded = checkpoint.load(model, parallel.pick(device))
-    counter = Counter(quiet)
-    with ending_tidily(counter.add) as tell:
+    with console.moving(0, "embed", quiet, "records") as show, ending_tidily(show) as tell:
         summary = embed_file(
             loaded,
             read(source, kind, column, id_column, upper),
@@ -63,7 +62,6 @@ def command(
             lanes=lanes or LANES,
             progress=tell,
         )
-    counter.close()
     facts = {
         "out": str(out),
         "records": summary.records,
