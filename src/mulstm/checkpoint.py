@@ -172,9 +172,10 @@ def find(path: str | os.PathLike[str]) -> Path:
     known = released()
     if str(given) in known:
         return known[str(given)]
-    names = f", or a model by name: {', '.join(known)}" if known else ""
+    names = ", ".join(known) or f"one in the folder that {MODELS} names"
     raise CheckpointError(
-        f"There is no checkpoint at {given}. Give a .safetensors file or the folder of a run{names}."
+        f"There is no checkpoint at {given}. "
+        f"Give a .safetensors file, the folder of a run, or a model by name: {names}."
     )
 
 

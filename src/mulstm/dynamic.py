@@ -74,7 +74,13 @@ def moving(model: LanguageModel) -> LanguageModel:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def gather_statistics(
-    model: LanguageModel, split: Split, *, lanes: int = 100, segment: int = 20, batches: int = 500
+    model: LanguageModel,
+    split: Split,
+    *,
+    lanes: int = 100,
+    segment: int = 20,
+    batches: int = 500,
+    progress: Callable[[int, int], None] | None = None,  # is told how many batches are done, of how many
 ) -> Statistics:
     """R of every parameter: root mean square of its gradients over batches of `lanes` x `segment` symbols."""
     _require_text(split)
@@ -101,12 +107,20 @@ def gather_statistics(
         nats = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         for name, g in zip(parameters, torch.autograd.grad(nats, list(parameters.values())), strict=True):
             squares[name].addcmul_(g, g, value=1 / count)
+        if progress is not None:
+            progress(k + 1, count)
     check_kernels(device)
     return {name: s.sqrt_() for name, s in squares.items()}
 
 
 def kept_statistics(
-    folder: Path, model: LanguageModel, alphabet: Alphabet, split: Split, **how: int
+    folder: Path,
+    model: LanguageModel,
+    alphabet: Alphabet,
+    split: Split,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    **how: int,
 ) -> Statistics:
     """Those kept in `folder`, if they are of this very model and text and gathered so; else they are made."""
     wanted: dict[str, str | int] = {
@@ -122,7 +136,7 @@ def kept_statistics(
             tensors, meta = tensorfile.read(file, "statistics")
             if meta.get("of") == wanted:
                 return tensors
-    R = gather_statistics(model, split, **how)
+    R = gather_statistics(model, split, progress=progress, **how)
     with contextlib.suppress(OSError, RunError):  # no room to keep them: they are made again next time
         folder.mkdir(parents=True, exist_ok=True)
         tensorfile.write(file, R, {"kind": "statistics", "of": wanted})

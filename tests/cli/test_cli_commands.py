@@ -194,6 +194,8 @@ def test_dynamic_figures_into_a_record(
     path, before = tmp_path / "seed1.json", json.loads((trained / "metrics.json").read_text())
     path.write_text(json.dumps(before))
     given = ("evaluate", trained, "--dynamic", "--record", path, "-q")
+    errors = [call(*given[:-1]).err for _ in range(2)]
+    assert ["statistics" in err for err in errors] == [True, False]  # gathered once, and told
     found = json.loads(call(*given, "--json").out)
     after = json.loads(path.read_text())
     assert after.items() >= before.items()

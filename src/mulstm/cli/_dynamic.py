@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mulstm import console
 from mulstm.checkpoint import Checkpoint
 from mulstm.cli._text import part_of
 from mulstm.data.corpus import Split
@@ -28,18 +30,32 @@ def prepare(
     folded: bool,
     text: str,  # the model's own, by the path it was given by
     data_dir: Path | None,
+    quiet: bool,
 ) -> tuple[LanguageModel, Statistics, Settings]:
     """The model that moves, the training text's statistics, kept in the cache, and settings with a rate."""
     model = moving(loaded.model) if folded else loaded.model
-    R = kept_statistics(
-        cache_folder() / "statistics",
-        model,
-        loaded.alphabet,
-        part_of(loaded, text, True, "train", data_dir, remedy=REMEDY),
-        lanes=LANES,
-        segment=settings.segment,
-        batches=BATCHES,
-    )
+    part = part_of(loaded, text, True, "train", data_dir, remedy=REMEDY)
+    with ExitStack() as stack:
+        screen: console.Progress | None = None
+
+        def show(done: int, batches: int) -> None:
+            nonlocal screen
+            if screen is None:  # only now: where they are kept, there is nothing to show
+                screen = stack.enter_context(
+                    console.Progress(batches, label="statistics", warm_up=1, unit="batches")
+                )
+            screen.update(done)
+
+        R = kept_statistics(
+            cache_folder() / "statistics",
+            model,
+            loaded.alphabet,
+            part,
+            progress=None if quiet else show,
+            lanes=LANES,
+            segment=settings.segment,
+            batches=BATCHES,
+        )
     return model, R, replace(settings, rate=settings.rate_of(model))
 
 

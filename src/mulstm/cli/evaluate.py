@@ -119,7 +119,7 @@ def command(
 
         if record is not None:
             _dynamic.require_record_of(loaded, part, record)
-        moving, R, settings = _dynamic.prepare(loaded, asked, folded, text if own else "", data_dir)
+        moving, R, settings = _dynamic.prepare(loaded, asked, folded, text if own else "", data_dir, quiet)
         lanes = 1
         found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
     else:

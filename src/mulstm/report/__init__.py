@@ -47,9 +47,12 @@ def page_beside(results: Path) -> Path | None:
     return page if page.is_file() and BEGIN.encode() in page.read_bytes() else None
 
 
+def _figures(results: Path) -> list[Figure]:
+    return figures.all_of(records.read(results), _surprise(results)) + bench.figures(results)
+
+
 def _stale_figures(results: Path) -> list[Figure]:
-    found = figures.all_of(records.read(results), _surprise(results)) + bench.figures(results)
-    return [figure for figure in found if figure.is_stale(results)]
+    return [figure for figure in _figures(results) if figure.is_stale(results)]
 
 
 def _stale_texts(results: Path, readme: Path | None) -> dict[Path, str]:
@@ -60,9 +63,11 @@ def _stale_texts(results: Path, readme: Path | None) -> dict[Path, str]:
 
 def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
     found = records.read(results)
-    speed = bench.markdown(results)
+    drawn = {figure.name for figure in _figures(results)}
+    speed = bench.markdown(results, drawn)
+    page = tables.markdown(found, _surprise(results), drawn)
     texts = {
-        results / "tables.md": tables.markdown(found, _surprise(results)) + (f"\n{speed}" if speed else ""),
+        results / "tables.md": page + (f"\n{speed}" if speed else ""),
         results / "tables.csv": tables.comma_separated(found),
         results / "tables.json": json.dumps(tables.flat(found), indent=2) + "\n",
     }

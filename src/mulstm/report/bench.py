@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from mulstm.report import musts
 from mulstm.report.canvas import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION, Figure
 from mulstm.report.records import read_object
-from mulstm.report.tables import grid
+from mulstm.report.tables import grid, picture
 
 Rows = list[dict[str, Any]]
 TICKS = (2, 5, 10, 20, 50, 100, 200, 500)
@@ -62,7 +62,7 @@ def figures(results: Path) -> list[Figure]:
     return found
 
 
-def markdown(results: Path) -> str:
+def markdown(results: Path, drawn: Collection[str] = ()) -> str:
     """What was asked of each GPU beside what it did; empty where there is none."""
     parts = []
     for name, record, losses in _machines(results):
@@ -73,8 +73,10 @@ def markdown(results: Path) -> str:
                 f"Made from `results/bench/{name}.json`, in bf16.{several} A cell's share is of symbols/s x "
                 "parameters: a model of more parameters may be slower in proportion.",
                 grid(musts.HEAD, musts.cells(musts.table(record["rows"], losses))),
+                picture(f"bench-{name}", drawn, f"Times on one {name.upper()}"),
+                picture(f"losses-{name}", drawn, "Losses of a short run, fastest backend and reference"),
             ]
-    return "\n\n".join(parts) + "\n" if parts else ""
+    return "\n\n".join(filter(None, parts)) + "\n" if parts else ""
 
 
 def _is_gpu(record: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from mulstm import console
@@ -28,11 +28,17 @@ HEAD = (
     "hardware",
 )
 SIZES = ("3m", "5m", "10m", "15m", "20m")
+# The largest of each kind are the table's own rows: one run serves both. (The stacked LSTM there has 21.3M.)
+LARGEST = {
+    "size/mlstm-20m": "mlstm-rmsprop",
+    "size/lstm-20m": "lstm-stacked-rmsprop",
+    "size/lstm-20m-matched": "lstm-stacked-matched",
+}
 Surprise = dict[str, Any]
 
 
-def markdown(records: Sequence[Record], surprise: Surprise | None) -> str:
-    """The whole of results/tables.md."""
+def markdown(records: Sequence[Record], surprise: Surprise | None, drawn: Collection[str] = ()) -> str:
+    """The whole of results/tables.md, with the figures that are drawn."""
     parts = [
         "# Results",
         "Made from the records in this folder by `mulstm report`; do not edit. *Faithful* is the authors' "
@@ -46,9 +52,19 @@ def markdown(records: Sequence[Record], surprise: Surprise | None) -> str:
             f"## {table.title}: {table.unit}",
             *_notes(table, records),
             grid(HEAD, _body(table, records)),
+            picture(f"learning-curves-{table.name}", drawn, f"{table.title}: learning curves"),
         ]
-    parts += _sizes(records) + _surprise(surprise) + _dynamic(records) + _incomplete(records)
-    return "\n\n".join(parts) + "\n"
+    parts += [*_sizes(records), picture("size", drawn, "Size against test bits/char")]
+    parts += [*_surprise(surprise), picture("surprise", drawn, "Recovery from surprise")]
+    parts += _dynamic(records)
+    if times := picture("time-to-quality", drawn, "Minutes of training until a validation level is reached"):
+        parts += ["## Time to quality", times]
+    return "\n\n".join(filter(None, parts + _incomplete(records))) + "\n"
+
+
+def picture(name: str, drawn: Collection[str], words: str) -> str:
+    """A link to the figure, where it is drawn."""
+    return f"![{words}]({name}.png)" if name in drawn else ""
 
 
 def readme(records: Sequence[Record]) -> str:
@@ -233,9 +249,8 @@ def size_points(records: Sequence[Record]) -> dict[str, dict[str, tuple[int, flo
     for name, (row, kind) in setups.items():
         for size in SIZES:
             runs = of_row(records, "hutter", row.format(size), kind)
-            # The largest multiplicative LSTM is the table's own row: one run serves both.
-            if not runs and row == "size/mlstm-{}" and size == "20m":
-                runs = of_row(records, "hutter", "mlstm-rmsprop", kind)
+            if not runs and (own := LARGEST.get(row.format(size))):
+                runs = of_row(records, "hutter", own, kind)
             score = mean(runs, "test_bits_per_char")
             if score is not None:
                 points[name][size] = (int(runs[0]["parameters"]), score)
@@ -244,11 +259,18 @@ def size_points(records: Sequence[Record]) -> dict[str, dict[str, tuple[int, flo
 
 def _sizes(records: Sequence[Record]) -> list[str]:
     body = [
-        [name, *(f"{found[size][1]:.3f}" if size in found else NOT_RUN for size in SIZES)]
+        [name, *(_at_size(size, *found[size]) if size in found else NOT_RUN for size in SIZES)]
         for name, found in size_points(records).items()
     ]
     head = ("set-up", *(f"{size.upper()} parameters" for size in SIZES))
     return ["## Size against test bits/char (Hutter Prize, 4 epochs on 95M bytes)", grid(head, body)]
+
+
+def _at_size(size: str, parameters: int, bits: float) -> str:
+    """The score, with the number of parameters where it is not quite the column's."""
+    millions = parameters / 1e6
+    is_near = abs(millions / float(size.removesuffix("m")) - 1) < 0.05
+    return f"{bits:.3f}" if is_near else f"{bits:.3f} ({millions:.1f}M)"
 
 
 def _surprise(surprise: Surprise | None) -> list[str]:

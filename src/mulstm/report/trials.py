@@ -76,7 +76,7 @@ def markdown(results: Path) -> str:
         for name in dict.fromkeys(line["recipe"] for line in trials):
             of_recipe = [line for line in trials if line["recipe"] == name]
             parts += [
-                f"## {name}",
+                f"## {path.stem}: {name}",
                 _told(of_recipe, path.name),
                 _shared(name, of_recipe),
                 grid(HEADERS, [[f"`{changes}`", *others] for changes, *others in rows(of_recipe)]),
