@@ -132,6 +132,6 @@ def _sklearn() -> tuple[Any, Any, Any]:
         from sklearn import linear_model, metrics, model_selection
     except ImportError as error:
         raise ExtraError(
-            'Finding units needs scikit-learn, which is not installed. Run "pip install mulstm[neurons]".'
+            'Finding units needs scikit-learn, which is not installed. Run pip install "mulstm[neurons]".'
         ) from error
     return linear_model, model_selection, metrics

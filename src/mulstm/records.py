@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import csv
-import gzip
 import io
 import json
 import lzma
@@ -15,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple
 
+from mulstm.data.store import stream_of
 from mulstm.errors import DataError
 
 KINDS = ("fasta", "lines", "jsonl", "csv", "whole")
@@ -108,13 +107,7 @@ def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
             f"{path} is packed in a way that is not read here. Unpack it; gz, bz2 and xz may stay."
         )
     try:
-        if suffix == ".gz":
-            return cast(IO[bytes], gzip.open(path, "rb"))
-        if suffix == ".bz2":
-            return cast(IO[bytes], bz2.open(path, "rb"))
-        if suffix == ".xz":
-            return cast(IO[bytes], lzma.open(path, "rb"))
-        return Path(path).open("rb")
+        return stream_of(Path(path))
     except OSError as error:
         raise DataError(
             f"{path} cannot be opened ({error.strerror}). "
@@ -177,9 +170,11 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
         if not isinstance(text, str):
             raise DataError(f'{where}: "{fields[0]}" is {type(text).__name__}, not text. Mend the line.')
         name = value[fields[1]] if fields[1] else None
-        label = _sound(str(value[fields[2]])) if fields[2] else ""
+        label = value[fields[2]] if fields[2] else ""
+        if label is None:
+            raise DataError(f'{where}: "{fields[2]}" is null, no label. Mend the line, or take it out.')
         name = str(number) if name is None else _sound(str(name))
-        yield Record(name, text.encode("utf-8", errors="surrogatepass"), label)
+        yield Record(name, text.encode("utf-8", errors="surrogatepass"), _sound(str(label)))
 
 
 def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:

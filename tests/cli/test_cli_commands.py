@@ -258,6 +258,8 @@ def test_sample(call: Call, trained: Path) -> None:
     assert len(found["texts"]) == 2
     told = call("sample", trained, "-n", 5, "--streams", 2, "-p", "x", "--temperature", 0).out
     assert told.count("--- ") == 2
+    for streams in (1, 2):  # a prompt that is no UTF-8, as the system passes it on
+        assert "ab\ufffd" in call("sample", trained, "-n", 5, "-p", "ab\udcff", "--streams", streams).out
 
 
 def test_sample_in_a_precision(call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

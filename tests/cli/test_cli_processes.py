@@ -63,8 +63,8 @@ sys.meta_path.insert(0, Absent())
 from mulstm.cli import run
 run(sys.argv[1:])
 """
-ABSENT = ["pooch", "constriction", "starlette", "uvicorn", "Bio", "tensorboard", "matplotlib"]
-ABSENT += ["huggingface_hub", "jinja2", "pyarrow"]
+ABSENT = ["pooch", "constriction", "starlette", "uvicorn", "tensorboard", "matplotlib"]
+ABSENT += ["huggingface_hub", "pyarrow"]
 
 
 def python(code: str, *arguments: object) -> Answer:

@@ -153,7 +153,7 @@ def test_ptb_protocols_on_made_up_lines(tmp_path: Path, monkeypatch: pytest.Monk
     assert whole["spaced"](0, 20).tobytes() == b"a <unk> two \nthree \n"
     assert whole["unk"](0, 14).tobytes() == b"a \x1a two\nthree\n"
     default = load("ptb", data_dir=tmp_path)
-    assert default.protocol == "mikolov"
+    assert default.text.read(0, 18).tobytes() == whole["mikolov"](0, 18).tobytes()
     assert [default.split(s).words for s in ("train", "valid", "test")] == [6, 2, 3]
     assert default.split("valid").read(-1, 2).tobytes() == b"\nfo"
 

@@ -123,6 +123,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.jsonl", "[" * 99_999, {}, "line 1: not JSON"),
         ("t.jsonl", "[1]\n", {}, "line 1: a list, not an object"),
         ("t.jsonl", '{"text": 3}\n', {}, '"text" is int, not text'),
+        ("t.jsonl", '{"text": "a", "y": null}\n', {"label_column": "y"}, '"y" is null, no label'),
         ("t.csv", "", {}, "is empty"),
         ("t.csv", "a,b\n1,2\n", {}, "none of the columns a, b"),
         ("t.csv", "a,b\n1,2\n", {}, "with --column (train: --set data.column=NAME)"),

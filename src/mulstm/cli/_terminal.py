@@ -14,11 +14,16 @@ def shown(text: str) -> str:
     return console.printable(text) if sys.stdout.isatty() else text
 
 
+def sound(prompt: str) -> str:
+    """A prompt as what is drawn after it: bytes that are no UTF-8 become the replacement character."""
+    return os.fsencode(prompt).decode(errors="replace")
+
+
 def write_drawn(prompt: str, pieces: Iterator[list[bytes]]) -> None:
     """A prompt and what one stream draws after it, as it is drawn."""
     from mulstm.sample import as_text
 
-    sys.stdout.write(shown(os.fsencode(prompt).decode(errors="replace")))  # as what is drawn
+    sys.stdout.write(shown(sound(prompt)))
     for text in as_text(piece for (piece,) in pieces):
         sys.stdout.write(shown(text))
         sys.stdout.flush()

@@ -69,7 +69,7 @@ def _resolve(kind: str) -> str:
             f"There is no coder {kind!r}. Choose auto, {', '.join(KINDS[:-1])} or {KINDS[-1]}."
         )
     if not at_hand.get(kind, True):
-        raise ExtraError(f'{kind} is not installed. Run "pip install mulstm[codec]".')
+        raise ExtraError(f'{kind} is not installed. Run pip install "mulstm[codec]".')
     return kind
 
 
@@ -180,7 +180,8 @@ class _CompiledEncoder:
     whole = False
 
     def __init__(self) -> None:
-        self._loops, self._count = _compiled(), 0
+        self._loops: Any = kernels.find()
+        self._count = 0
         self._state = np.array([0, _STATE], dtype=np.uint64)
         self._words = np.zeros(1 << 12, dtype=np.uint32)
 
@@ -198,7 +199,8 @@ class _CompiledEncoder:
 
 class _CompiledDecoder:
     def __init__(self, data: bytes) -> None:
-        self._loops, self._at = _compiled(), 2
+        self._loops: Any = kernels.find()
+        self._at = 2
         words = np.frombuffer(data, dtype="<u4").astype(np.uint32)
         first, second = (int(words[k]) if k < len(words) else 0 for k in range(2))
         self._words, self._state = words, np.array([first << 32 | second, _STATE], dtype=np.uint64)
@@ -209,13 +211,6 @@ class _CompiledDecoder:
         if not 0 <= self._at <= len(self._words) + PAST:
             raise _broken()
         return symbols
-
-
-def _compiled() -> Any:
-    loops = kernels.find()
-    if loops is None:
-        raise ExtraError('numba is not installed. Run "pip install mulstm[codec]".')
-    return loops
 
 
 class _ConstrictionEncoder:

@@ -32,8 +32,8 @@ def compare(loaded: Checkpoint, made: IntegerModel, file: Path, symbols: int) ->
             f"{file} has no byte of the model's alphabet. Give a text like those it was trained on."
         )
     B, L, _ = cut(len(x), _LANES)
-    B = B if len(x) == B * L else B - 1 or 1
-    text = torch.from_numpy(x[: B * min(L, len(x))].astype(np.int64)).view(B, -1)
+    B = B if len(x) == B * L else B - 1  # without a last lane that is shorter
+    text = torch.from_numpy(x[: B * L].astype(np.int64)).view(B, -1)
     mine, parents = integer_bits(Network(made), text), _parent_bits(loaded, text)
     return {
         "symbols": text.numel(),

@@ -48,9 +48,7 @@ class Products:
 
     def once(self, a: Tensor, b: Tensor) -> Tensor:
         """a (M, K) @ b (K, J), for matrices that both change."""
-        if self.kind != "int8":
-            return _floats(b.T, self.kind)(a)
-        return _int8(b.T)(a)
+        return self.by(b.T)(a)
 
 
 class PlaneProduct:

@@ -53,7 +53,7 @@ def quantize(
     weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe, alphabet: Alphabet, parent: str
 ) -> IntegerModel:
     """The integer model of a checkpoint's arrays. It needs no text: it calibrates on its own samples."""
-    _refuse(weights, recipe, alphabet)
+    _refuse(weights, recipe)
     layers = fold(weights, recipe)
     out = (as_float(weights["W_out"]), as_float(weights["b_out"]) if recipe.output_bias else None)
     units = [_first_guess(layer) for layer in layers]
@@ -73,7 +73,7 @@ def quantize(
     return model
 
 
-def _refuse(weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe, alphabet: Alphabet) -> None:
+def _refuse(weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe) -> None:
     if recipe.cell == "tensor-rnn" or (recipe.cell == "milstm" and recipe.layers > 1):
         which = "several layers of milstm" if recipe.cell == "milstm" else "the tensor-rnn cell"
         raise BackendError(

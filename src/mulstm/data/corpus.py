@@ -85,10 +85,9 @@ class Corpus:
         alphabet: Alphabet,
         ends: tuple[int, int],
         *,
-        protocol: str = "",
         has_words: bool = False,
     ) -> None:
-        self.name, self.text, self.alphabet, self.protocol = name, text, alphabet, protocol
+        self.name, self.text, self.alphabet = name, text, alphabet
         self._ends, self._has_words = ends, has_words
 
     def split(self, name: str) -> Split:
@@ -108,14 +107,7 @@ class Corpus:
         for block in self.text.blocks():
             alphabet.encode(block, offset=place)
             place += block.size
-        return Corpus(
-            self.name,
-            self.text,
-            alphabet,
-            self._ends,
-            protocol=self.protocol,
-            has_words=self._has_words,
-        )
+        return Corpus(self.name, self.text, alphabet, self._ends, has_words=self._has_words)
 
 
 def load(
@@ -158,7 +150,6 @@ def load(
         text,
         symbols,
         ends or (int(len(text) * train), int(len(text) * (train + valid))),
-        protocol=protocol,
         has_words=bool(known and known.has_words),
     )
 

@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from mulstm import __version__
 from mulstm.data.known import File, Known
@@ -62,10 +62,10 @@ def find(corpus: Known, file: File, data_dir: str | Path | None) -> Path:
         with contextlib.suppress(DataError):
             verify(cached, file, "")
             return cached
-    for copy in copies:
-        unpack(copy, cached, file.name, file)
+    if copies:
+        unpack(copies[0], cached, file.name, file)
         return cached
-    return _fetch(corpus, file, cached, folder)
+    return _fetch(file, cached, folder)
 
 
 def _copies(folder: Path, corpus: Known, file: File) -> Iterator[Path]:
@@ -87,6 +87,12 @@ def verify(path: Path, file: File, remedy: str) -> None:
         )
 
 
+def stream_of(path: Path) -> IO[bytes]:
+    """The bytes of a file, unpacked where its ending says that they are packed."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    return cast(IO[bytes], openers.get(path.suffix.lower(), open)(path, "rb"))
+
+
 @contextlib.contextmanager
 def opened(path: Path, member: str) -> Iterator[IO[bytes]]:
     """The unpacked bytes of any file; of archives, those of the member called so, or the only one."""
@@ -102,15 +108,8 @@ def opened(path: Path, member: str) -> Iterator[IO[bytes]]:
             yield stack.enter_context(cast(IO[bytes], stream))
             while cast(IO[bytes], tar.fileobj).read(BLOCK):  # a checksum comes after the last member
                 pass
-        elif suffix == ".xz":
-            yield stack.enter_context(lzma.open(path))
-        elif suffix == ".gz":
-            with gzip.open(path) as unzipped:
-                yield cast(IO[bytes], unzipped)
-        elif suffix == ".bz2":
-            yield stack.enter_context(bz2.open(path))
         else:
-            yield stack.enter_context(path.open("rb"))
+            yield stack.enter_context(stream_of(path))
 
 
 def _pick(path: Path, inside: list[str], member: str) -> str:
@@ -148,7 +147,7 @@ def unpack(path: Path, target: Path, member: str, file: File | None = None) -> N
         temporary.unlink(missing_ok=True)
 
 
-def _fetch(corpus: Known, file: File, cached: Path, folder: Path | None) -> Path:
+def _fetch(file: File, cached: Path, folder: Path | None) -> Path:
     """Tries one address after the other until one gives the known bytes."""
     tried, downloads = [], cache_folder() / "downloads"
     try:

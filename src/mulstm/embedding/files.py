@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,16 +64,9 @@ def _member(
 ) -> None:
     header = {"descr": dtype, "fortran_order": False, "shape": shape}
     with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-        np.lib.format.write_array_header_1_0(_Unseekable(member), header)
+        np.lib.format.write_array_header_1_0(member, header)
         for block in blocks:
             member.write(np.ascontiguousarray(block).data.cast("B") if block.size else b"")
-
-
-class _Unseekable:
-    """What numpy needs of a file to write a header."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.write = file.write
 
 
 def _line(store: Store, k: int, id: str) -> Iterator[str]:
@@ -135,7 +128,7 @@ def _pyarrow() -> tuple[Any, Any]:
         from pyarrow import parquet
     except ImportError as error:
         raise ExtraError(
-            'Writing .parquet needs pyarrow, which is not installed. Run "pip install mulstm[parquet]", '
+            'Writing .parquet needs pyarrow, which is not installed. Run pip install "mulstm[parquet]", '
             "or write .npz."
         ) from error
     return pyarrow, parquet

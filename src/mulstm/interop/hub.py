@@ -133,7 +133,7 @@ def _hub() -> Any:
         import huggingface_hub
     except ImportError as error:
         raise ExtraError(
-            'The hub needs huggingface_hub, which is not installed. Run "pip install mulstm[hub]", '
+            'The hub needs huggingface_hub, which is not installed. Run pip install "mulstm[hub]", '
             "or give a local folder."
         ) from error
     return huggingface_hub

@@ -34,7 +34,8 @@ def read(path: str | Path, *, alphabet: Alphabet | None = None) -> Weights:
     """A language model from the state dict of a module that holds embedding, layer and linear head.
 
     The three may have any names: what is not the layer must be one (N, E) matrix before it (none for
-    one-hot input) and one (N, H) matrix with its bias after it. A bare layer goes through `layers`.
+    one-hot input) and one (N, H) matrix with its bias after it. A bare layer goes through
+    `layers_from_arrays`.
     """
     place = existing(path, "a state dict saved with torch.save")
     loaded = torchfile.mapping(torchfile.load(place), "the file", str(place))

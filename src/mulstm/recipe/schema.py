@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, get_type_hints
 
 CELLS = ("rnn", "tensor-rnn", "mrnn", "lstm", "milstm", "mlstm")
@@ -139,7 +139,7 @@ class Recipe:
 SECTIONS: dict[str, type] = {
     name: kind
     for name, kind in get_type_hints(Recipe).items()
-    if name not in ("name", "title", "table", "row", "kind", "paper")
+    if isinstance(kind, type) and is_dataclass(kind)
 }
 Table = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -17,53 +17,44 @@ FORMATS: dict[str, Callable[[float], str]] = {
 }
 
 
-class _Lines:
-    """The table as it is put together."""
-
-    def __init__(self) -> None:
-        self.found: list[Row] = []
-
-    def add(
-        self, work: str, unit: str, must: float | None, goal: float | None, measured: float | None, *,
-        most: bool = False,
-    ) -> None:  # fmt: skip
-        """`most`: the limits are not to be exceeded."""
-
-        def reached(limit: float | None) -> bool | None:
-            if limit is None or measured is None:
-                return None
-            return measured <= limit if most else measured >= limit
-
-        self.found.append(
-            {
-                "work": work,
-                "unit": unit,
-                "must": must,
-                "goal": goal,
-                "at_most": most,
-                "measured": None if measured is None else float(f"{measured:.4g}"),
-                "met": reached(must),
-                "goal_met": reached(goal),
-            }
-        )
-
-
 def table(rows: Sequence[Row], losses: dict[str, Any] | None = None) -> list[Row]:
     """One object for each thing asked for: work, unit, must, goal, measured, met, goal_met.
 
     What the rows do not show is null, and neither met nor missed.
     """
-    lines = _Lines()
-    _layers(rows, lines)
-    _updates(rows, lines)
-    _streams(rows, lines)
-    _errors(rows, lines)
-    _cells(rows, lines)
-    _losses(losses, lines)
-    return lines.found
+    parts = (_layers, _updates, _streams, _errors, _cells)
+    return [line for part in parts for line in part(rows)] + [_losses(losses)]
 
 
-def _layers(rows: Sequence[Row], lines: _Lines) -> None:
+def _line(
+    work: str,
+    unit: str,
+    must: float | None,
+    goal: float | None,
+    measured: float | None,
+    *,
+    most: bool = False,
+) -> Row:
+    """`most`: the limits are not to be exceeded."""
+
+    def reached(limit: float | None) -> bool | None:
+        if limit is None or measured is None:
+            return None
+        return measured <= limit if most else measured >= limit
+
+    return {
+        "work": work,
+        "unit": unit,
+        "must": must,
+        "goal": goal,
+        "at_most": most,
+        "measured": None if measured is None else float(f"{measured:.4g}"),
+        "met": reached(must),
+        "goal_met": reached(goal),
+    }
+
+
+def _layers(rows: Sequence[Row]) -> Iterator[Row]:
     at = {"level": "layer", "lanes": 128, "chunk": 200}
     for H, same, equal, goal in ((1900, 2.0, 1.0, 1.5), (2800, None, 1.0, 1.4)):
         ours = _best(rows, name="mlstm", hidden=H, **at)
@@ -71,42 +62,42 @@ def _layers(rows: Sequence[Row], lines: _Lines) -> None:
         for backend, how in (("cudnn", "as it comes"), ("cudnn, one graph", "in a graph")):
             if same:
                 other = _best(rows, name="nn.LSTM", hidden=H, backend=backend, **at)
-                lines.add(f"{title} of the same hidden size, {how}", "x", same, None, _ratio(ours, other))
+                yield _line(f"{title} of the same hidden size, {how}", "x", same, None, _ratio(ours, other))
             other = _equal(rows, H, backend=backend, **at)
-            lines.add(f"{title} of equal parameters, {how}", "x", equal, goal, _ratio(ours, other))
+            yield _line(f"{title} of equal parameters, {how}", "x", equal, goal, _ratio(ours, other))
 
 
-def _updates(rows: Sequence[Row], lines: _Lines) -> None:
+def _updates(rows: Sequence[Row]) -> Iterator[Row]:
     sizes = ((1900, 256, 100, 3.2e6, 4.5e6), (2800, 256, 100, 1.8e6, 2.3e6), (450, 128, 200, 8e6, 15e6))
     for H, B, T, must, goal in sizes:
         at = {"level": "update", "hidden": H, "lanes": B, "chunk": T}
         ours = _best(rows, name="mlstm", **at)
         title = f"full update, hidden {H}, {B} x {T}"
-        lines.add(title, "symbols/s", must, goal, _speed(ours))
+        yield _line(title, "symbols/s", must, goal, _speed(ours))
         if H == 1900:
             naive = _best(rows, name="naive", **at)
-            lines.add(f"{title}: times as fast as the naive loop", "x", 15.0, None, _ratio(ours, naive))
+            yield _line(f"{title}: times as fast as the naive loop", "x", 15.0, None, _ratio(ours, naive))
 
 
-def _streams(rows: Sequence[Row], lines: _Lines) -> None:
+def _streams(rows: Sequence[Row]) -> Iterator[Row]:
     ours = _best(rows, name="mlstm", level="evaluate", hidden=2800, lanes=500)
     seconds = 5e6 / ours["symbols_per_second"] if ours else None
-    lines.add("evaluation, hidden 2800, 500 lanes, 5 M symbols", "s", 1.5, 0.9, seconds, most=True)
+    yield _line("evaluation, hidden 2800, 500 lanes, 5 M symbols", "s", 1.5, 0.9, seconds, most=True)
     ours = _best(rows, name="mlstm", level="sample", hidden=2800, lanes=1)
-    lines.add("sampling one stream, hidden 2800", "symbols/s", 12e3, 25e3, _speed(ours))
+    yield _line("sampling one stream, hidden 2800", "symbols/s", 12e3, 25e3, _speed(ours))
 
 
-def _errors(rows: Sequence[Row], lines: _Lines) -> None:
+def _errors(rows: Sequence[Row]) -> Iterator[Row]:
     for level, H, B, T in (("layer", 1900, 128, 200), ("layer", 2800, 128, 200), ("update", 1900, 256, 100)):
         at = {"level": level, "lanes": B, "chunk": T}
         ours, other = _best(rows, name="mlstm", hidden=H, **at), _equal(rows, H, **at)
         errors = [row["error_vs_float64"] if row else None for row in (ours, other)]
         share = errors[0] / errors[1] if errors[0] and errors[1] else None
         work = f"gradient error against float64, {level}, hidden {H}: times that of cuDNN's LSTM"
-        lines.add(work, "x", 1.0, None, share, most=True)
+        yield _line(work, "x", 1.0, None, share, most=True)
 
 
-def _cells(rows: Sequence[Row], lines: _Lines) -> None:
+def _cells(rows: Sequence[Row]) -> Iterator[Row]:
     at = {"level": "update", "lanes": 256, "chunk": 100}
     ours = _best(rows, name="mlstm", hidden=1900, **at)
     for name in CELLS:
@@ -114,13 +105,13 @@ def _cells(rows: Sequence[Row], lines: _Lines) -> None:
         share = 100 * _throughput(cell) / _throughput(ours) if cell and ours else None
         size = f" of hidden {cell['hidden']}" if cell else ""
         work = f"full update, {name}{size}, 256 x 100: share of the mLSTM's symbols/s x parameters"
-        lines.add(work, "%", 60.0, None, share)
+        yield _line(work, "%", 60.0, None, share)
 
 
-def _losses(losses: dict[str, Any] | None, lines: _Lines) -> None:
+def _losses(losses: dict[str, Any] | None) -> Row:
     agreement = losses["agreement"] if losses else {}
     apart = agreement.get("held_out_difference_bits")
-    lines.add(
+    return _line(
         "a short training run: distance from reference in fp32, held out; at most the range of three seeds",
         "bits",
         agreement.get("held_out_range_of_seeds_bits"),
