@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from mulstm.ops import reference
+from mulstm.ops import faults, reference
 from mulstm.ops import triton_small as small
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import from_packed, to_packed
@@ -139,10 +139,10 @@ def trial_forgets() -> float:
     """0 where a trial whose programs waited in vain is lost and leaves no flag, but for one that it found."""
     here, chunk = torch.device("cpu"), drawn("mlstm", "standard", 64)  # two groups of units, which never meet
     patience, small.SPINS = small.SPINS, 3
-    wrong = agree(chunk, WHOLE, PLAIN) or small.failed(here)
-    small.failed_flag(here).fill_(1)
-    wrong |= agree(chunk, PLAIN, PLAIN) or not small.failed(here)
-    small.forget(here)
+    wrong = agree(chunk, WHOLE, PLAIN) or faults.failed(here)
+    faults.flag(here).fill_(1)
+    wrong |= agree(chunk, PLAIN, PLAIN) or not faults.failed(here)
+    faults.forget(here)
     small.SPINS = patience
     return float(wrong or not agree(chunk, PLAIN, PLAIN))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from mulstm.ops import cuda_driver
+from mulstm.ops import cuda_driver, faults
 from mulstm.ops import triton_choice as choice
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.triton_chunk import Chunk
@@ -58,7 +58,7 @@ def test_are_chosen_and_need_not_save(B: int, H: int, m: bool) -> None:
     kept, bare = (steps.forward(chunk, plan, save) for save in (True, False))
     assert torch.equal(kept.h, bare.h)
     assert torch.equal(kept.c_T, bare.c_T)
-    assert not cuda_driver.failed(chunk.zx.device)
+    assert not faults.failed(chunk.zx.device)
 
 
 @on_hopper

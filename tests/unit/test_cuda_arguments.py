@@ -30,7 +30,6 @@ class FakeKernel:
 def launched(monkeypatch):
     work = FakeKernel()
     monkeypatch.setattr(cuda_steps, "kernel", lambda variant, device: work)
-    monkeypatch.setattr(cuda_steps, "fault_flag", lambda device: torch.zeros((), dtype=torch.int32))
     return work.seen
 
 

@@ -15,7 +15,7 @@ from mulstm.data.corpus import Split
 from mulstm.errors import BackendError, DataError, RunError
 from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.nn.model import LanguageModel
-from mulstm.ops import cuda_driver
+from mulstm.ops import faults
 from mulstm.recipe import ModelRecipe
 
 
@@ -175,10 +175,10 @@ def test_progress(model: LanguageModel, split: Split) -> None:
 
 
 def test_a_kernel_that_waited_in_vain_is_no_measurement(model: LanguageModel, split: Split) -> None:
-    cuda_driver.fault_flag(torch.device("cpu")).fill_(1)
+    faults.flag(torch.device("cpu")).fill_(1)
     try:
         with pytest.raises(BackendError, match=r"waited in vain.*fused"):
             evaluate(model, split)
         assert evaluate(model, split).symbols == split.symbols_count  # said once, it is forgotten
     finally:
-        cuda_driver.forget(torch.device("cpu"))
+        faults.forget(torch.device("cpu"))

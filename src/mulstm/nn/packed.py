@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from mulstm.data.pairs import Pairs
 from mulstm.errors import BackendError
-from mulstm.ops import State, blocks, modes, objections
+from mulstm.ops import State, blocks, faults, modes, objections
 
 if TYPE_CHECKING:
     from mulstm.nn.layer import Layer
@@ -66,12 +65,10 @@ def pairs_pay(model: LanguageModel) -> bool:
 
 def has_failed(device: torch.device) -> bool:
     """Whether a kernel gave up waiting there since this was last asked: what was made meanwhile is void."""
-    names = ("mulstm.ops.triton_small", "mulstm.ops.cuda_driver")
-    modules = [sys.modules[name] for name in names if name in sys.modules]  # not imported: not used
-    failed = [module for module in modules if module.failed(device)]
-    for module in failed:
-        module.forget(device)  # another backend may follow
-    return bool(failed)
+    failed = faults.failed(device)
+    if failed:
+        faults.forget(device)  # another backend may follow
+    return failed
 
 
 def check_kernels(device: torch.device) -> None:

@@ -154,28 +154,6 @@ def kernel(variant: Variant, device: torch.device) -> Kernel:
     return _KERNELS[key]
 
 
-_FAULTS: dict[torch.device, Tensor] = {}
-
-
-def fault_flag(device: torch.device) -> Tensor:
-    """Not 0 once a kernel has waited in vain: whoever reads results should look at it now and then."""
-    if device not in _FAULTS:
-        _FAULTS[device] = torch.zeros((), dtype=torch.int32, device=device)
-    return _FAULTS[device]
-
-
-def failed(device: torch.device) -> bool:
-    """Whether a kernel has waited in vain there; asking makes the host wait for the device."""
-    return device in _FAULTS and bool(_FAULTS[device])
-
-
-def forget(device: torch.device) -> None:
-    """What failed there is dealt with: kernels wait for each other again."""
-    if device in _FAULTS:
-        _FAULTS[device].zero_()
-
-
 __all__ = [
-    "Arguments", "CompileError", "Kernel", "LaunchError",
-    "failed", "fault_flag", "forget", "kernel", "why_not",
+    "Arguments", "CompileError", "Kernel", "LaunchError", "kernel", "why_not",
 ]  # fmt: skip

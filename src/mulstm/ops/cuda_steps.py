@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mulstm.ops.cuda_driver import fault_flag, kernel
+from mulstm.ops import faults
+from mulstm.ops.cuda_driver import kernel
 from mulstm.ops.cuda_source import Variant
 from mulstm.ops.triton_plan import Form
 
@@ -29,7 +30,7 @@ def _launcher(
 ) -> Callable[[int], None]:
     """A function of t that multiplies x_t by W, with the other tensors under their names in step.cu."""
     work = kernel(variant, x.device)
-    arguments = work.arguments(x, W, fault_flag(x.device))
+    arguments = work.arguments(x, W, faults.flag(x.device))
     arguments.stride_x, arguments.stride_y = stride_x, stride_y
     for name, tensor in fixed.items():
         setattr(arguments, name, None if tensor is None else tensor.data_ptr())

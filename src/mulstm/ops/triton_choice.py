@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mulstm.ops import cuda_driver
+from mulstm.ops import cuda_driver, faults
 from mulstm.ops import triton_small as small
 from mulstm.ops.triton_chunk import Chunk
 from mulstm.ops.triton_plan import PLAIN, Plan, plan_of
@@ -59,7 +59,7 @@ def agree(like: Chunk, one: Plan, other: Plan) -> bool:
     """
     device = like.zx.device
     dice = torch.Generator(device).manual_seed(1)
-    failed_before = _failed(device)
+    failed_before = faults.failed(device)
 
     def drawn(x: Tensor | None, scale: float = 1.0, shape: tuple[int, ...] | None = None) -> Any:
         if x is None:
@@ -82,15 +82,10 @@ def agree(like: Chunk, one: Plan, other: Plan) -> bool:
         results.append((saved.h.float(), backward(tried, saved, dh, None, None, plan).dx.float()))
     wanted, *found = results
     apart = [(a - b).norm() / b.norm() for result in found for a, b in zip(result, wanted, strict=True)]
-    failed = _failed(device)
+    failed = faults.failed(device)
     if failed and not failed_before:  # the trial's own fault: what runs instead is not to answer for it
-        small.forget(device)
-        cuda_driver.forget(device)
+        faults.forget(device)
     return not failed and all(float(x) < 0.02 for x in apart)
-
-
-def _failed(device: torch.device) -> bool:
-    return small.failed(device) or cuda_driver.failed(device)
 
 
 def by_rows(chunk: Chunk, dice: torch.Generator) -> Chunk:

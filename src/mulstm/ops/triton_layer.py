@@ -16,9 +16,10 @@ from torch import Tensor
 from mulstm.data.pairs import Pairs
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.triton_beside import Beside
+from mulstm.ops.triton_cell import from_packed, to_packed
 from mulstm.ops.triton_choice import plan_for
 from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
-from mulstm.ops.triton_pack import pack_rows, pack_vector, pad_columns, transposed, unpack_rows, unpack_vector
+from mulstm.ops.triton_pack import pack_rows, pad_columns, transposed, unpack_rows
 from mulstm.ops.triton_pairs import collect, spread
 from mulstm.ops.triton_plan import padded
 from mulstm.ops.triton_steps import product_fp32
@@ -90,7 +91,7 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Besi
     packed = Packed()
     b_z = p["b_z"]
     if spec.unit == "initial":
-        packed.b_h = pack_vector(b_z[: spec.H], 1, HP)
+        packed.b_h = to_packed(b_z[: spec.H], 1, HP)
         b_z = torch.cat([torch.zeros_like(b_z[: spec.H]), b_z[spec.H :]])
     # The recurrent matrices first, so that their work is under way when the input's begins.
     for name, matrix, at, blocks in reversed(_places(spec, p)):
@@ -106,7 +107,7 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Besi
     if "alpha" in p:
         packed.vectors = pack_vectors(p, b_z, spec.blocks, HP)
     elif not augmented:
-        b = pack_vector(b_z, spec.blocks, HP)
+        b = to_packed(b_z, spec.blocks, HP)
         b = torch.cat([b.new_zeros(total - b.numel()), b])
         packed.b = b.to(torch.bfloat16)
     return packed
@@ -249,7 +250,7 @@ def _vectors(spec: Spec, w: Packed, g: Gradients) -> Parameters:
     d: Parameters = {} if g.dpx is None else unpack_vectors(g.dpx, spec.blocks, spec.H)
     if w.b is not None:
         db = _column_sums(g.dz.flatten(0, 1))
-        d["b_z"] = unpack_vector(db, spec.blocks, spec.H)
+        d["b_z"] = from_packed(db, spec.blocks, spec.H)
     if g.db_h is not None:
         db_h = g.db_h.sum(0)[: spec.H]
         d["b_h"] = db_h if spec.learn_b_h else torch.zeros_like(db_h)

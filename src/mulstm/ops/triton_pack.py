@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mulstm.ops.triton_cell import GATE_BLOCK, GROUP
+from mulstm.ops.triton_cell import GROUP
 
 
 @triton.jit
@@ -171,26 +171,3 @@ def pad_columns(x: Tensor, KP: int) -> Tensor:
         x.contiguous(), out, rows, K, KP, R=4, BK=512, num_warps=4
     )
     return out
-
-
-def pack_vector(v: Tensor, blocks: int, HP: int) -> Tensor:
-    """A vector over z's rows (or over H) in packed order, padded with zeros."""
-    out = v.new_zeros(blocks * HP)
-    u = torch.arange(v.numel() // blocks, device=v.device)
-    for gate in range(blocks):
-        out[place_of(u, gate, blocks)] = v[gate * u.numel() : (gate + 1) * u.numel()]
-    return out
-
-
-def unpack_vector(v: Tensor, blocks: int, H: int) -> Tensor:
-    """The inverse of pack_vector."""
-    u = torch.arange(H, device=v.device)
-    return torch.cat([v[place_of(u, gate, blocks)] for gate in range(blocks)])
-
-
-def place_of(u: Tensor, gate: int, blocks: int) -> Tensor:
-    """Where gate `gate` of the units u stands in packed order."""
-    if blocks == 1:
-        return u
-    G = GATE_BLOCK
-    return (u // G) * (4 * G) + gate * G + u % G

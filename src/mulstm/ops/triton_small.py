@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mulstm.ops import faults
 from mulstm.ops.triton_cell import GROUP, NATIVE, cell_forward, cell_slopes
 
 UNITS = 32  # owned by a CTA
@@ -264,25 +265,4 @@ def launch(
         "num_stages": 1,
         "launch_cooperative_grid": True,
     }
-    return (parts * groups,), counters, failed_flag(device), options
-
-
-_FAILED: dict[torch.device, Tensor] = {}
-
-
-def failed(device: torch.device) -> bool:
-    """Whether a group has waited in vain there; asking makes the host wait for the device."""
-    return device in _FAILED and bool(_FAILED[device])
-
-
-def forget(device: torch.device) -> None:
-    """What failed there is dealt with."""
-    if device in _FAILED:
-        _FAILED[device].zero_()
-
-
-def failed_flag(device: torch.device) -> Tensor:
-    """1 once a group has waited in vain: whoever reads results should look at it now and then."""
-    if device not in _FAILED:
-        _FAILED[device] = torch.zeros((), dtype=torch.int32, device=device)
-    return _FAILED[device]
+    return (parts * groups,), counters, faults.flag(device), options
