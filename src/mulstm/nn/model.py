@@ -149,7 +149,7 @@ class LanguageModel(Keeping):
                 weights = self._packed(None)
                 hs, states = self._run_packed(x, state, None, weights)
                 assert weights is not None
-                return time_first(packed.losses(self, hs, time_first(y), Masks(), weights)), states
+                return time_first(packed.losses(self, hs, time_first(y), weights)), states
             logits, states = self(x, state)
             each = nn.functional.cross_entropy(
                 logits.flatten(0, 1), y.flatten().clamp(min=-1), ignore_index=-1, reduction="none"

@@ -153,14 +153,14 @@ def pack(model: LanguageModel) -> PackedWeights:
     return PackedWeights(layers, pack_output(model.W_out.detach(), model.recipe.hidden))
 
 
-def _read(model: LanguageModel, hs: list[Tensor], masks: Masks) -> list[Tensor]:
+def _read(model: LanguageModel, hs: list[Tensor], mask: Tensor | None = None) -> list[Tensor]:
     """The h that the output reads, masked."""
     read = hs if model.recipe.skip else hs[-1:]
-    if masks.output is None:
+    if mask is None:
         return read
     H, HP = model.recipe.hidden, read[0].shape[-1]
-    kept = torch.split(masks.output.to(torch.bfloat16), H, dim=1)
-    return [h * torch.nn.functional.pad(mask, (0, HP - H)) for h, mask in zip(read, kept, strict=True)]
+    kept = torch.split(mask.to(torch.bfloat16), H, dim=1)
+    return [h * torch.nn.functional.pad(part, (0, HP - H)) for h, part in zip(read, kept, strict=True)]
 
 
 @_there
@@ -168,7 +168,7 @@ def logits(model: LanguageModel, hs: list[Tensor], masks: Masks, weights: Packed
     """(T, B, N) in fp32."""
     from mulstm.ops.triton_loss import logits_of
 
-    read, N = _read(model, hs, masks), model.alphabet_size
+    read, N = _read(model, hs, masks.output), model.alphabet_size
     T, B = hs[0].shape[:2]
     if weights is not None:
         y = logits_of(read, weights.output)[:, :N]
@@ -183,7 +183,7 @@ def loss(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks) -> Ten
     """The mean nats of the targets y (T, B), all of them real."""
     from mulstm.ops.triton_loss import LossFunction
 
-    read = _read(model, hs, masks)
+    read = _read(model, hs, masks.output)
     mean: Tensor = LossFunction.apply(  # type: ignore[no-untyped-call]
         y.contiguous(), model.recipe.hidden, model.W_out, model.b_out, *read
     )
@@ -191,11 +191,11 @@ def loss(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks) -> Ten
 
 
 @_there
-def losses(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks, weights: PackedWeights) -> Tensor:
+def losses(model: LanguageModel, hs: list[Tensor], y: Tensor, weights: PackedWeights) -> Tensor:
     """The nats of each target y (T, B), 0 where it is negative; no gradients."""
     from mulstm.ops.triton_loss import logits_of, losses_of
 
-    sums = logits_of(_read(model, hs, masks), weights.output)
+    sums = logits_of(_read(model, hs), weights.output)
     return losses_of(sums, model.b_out, y.contiguous(), model.alphabet_size)[0].view_as(y)
 
 

@@ -113,7 +113,7 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Besi
     return packed
 
 
-def _input(spec: Spec, w: Packed, x: Tensor, low: Tensor | None, index: Tensor | None) -> Tensor:
+def _input(w: Packed, x: Tensor, low: Tensor | None, index: Tensor | None) -> Tensor:
     """(T * B or P, HP + 4 HP): mx and zx side by side, for MI-LSTM the bare product."""
     assert w.W_x is not None
     if w.b is None:
@@ -144,7 +144,7 @@ def _chunk(
     assert w.W_zm is not None
     # Not on the second stream: beside the product there is no room, and the loop would wait for them.
     h_0, c_0, mask = (_pad(part, HP) for part in (h_0, c_0, mask))
-    y = _input(spec, w, x, low, index)
+    y = _input(w, x, low, index)
     if index is None or low is not None:
         y, index = y.view(-1, B, y.shape[1]), None
     mx, zx = (None, y) if w.W_mh is None else (y[..., :HP], y[..., HP:])
@@ -249,7 +249,7 @@ def _vectors(spec: Spec, w: Packed, g: Gradients) -> Parameters:
     """Gradients of b_z's part in the last tanh, of b_z where no column of ones brings it, and MI-LSTM's."""
     d: Parameters = {} if g.dpx is None else unpack_vectors(g.dpx, spec.blocks, spec.H)
     if w.b is not None:
-        db = _column_sums(g.dz.flatten(0, 1))
+        db = column_sums(g.dz.flatten(0, 1))
         d["b_z"] = from_packed(db, spec.blocks, spec.H)
     if g.db_h is not None:
         db_h = g.db_h.sum(0)[: spec.H]
@@ -257,7 +257,7 @@ def _vectors(spec: Spec, w: Packed, g: Gradients) -> Parameters:
     return d
 
 
-def _column_sums(x: Tensor) -> Tensor:
+def column_sums(x: Tensor) -> Tensor:
     """Sums over rows in fp32, as a product: in a fixed order, and at the speed of memory."""
     ones = torch.ones(16, x.shape[0], dtype=x.dtype, device=x.device)
     return product_fp32(ones, x)[0]

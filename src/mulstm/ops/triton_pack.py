@@ -57,7 +57,7 @@ def _rows_in(
 
 @triton.jit
 def _rows_out(
-    dw, v, gain, scale, drop, dv, dgain, dbias, at, K, KP, H, ROWS,
+    dw, v, scale, drop, dv, dgain, dbias, at, K, KP, H, ROWS,
     BLOCKS: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_DROP: tl.constexpr, HAS_BIAS: tl.constexpr,
     R: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -130,7 +130,7 @@ def unpack_rows(
     dbias = None if bias is None else torch.empty_like(bias)
     R, BK, warps = _tile(K, K)
     _rows_out[(triton.cdiv(rows, R),)](
-        dw, v, gain, scale, drop, dv, dgain, dbias, at, K, KP, H, rows,
+        dw, v, scale, drop, dv, dgain, dbias, at, K, KP, H, rows,
         BLOCKS=blocks, HAS_GAIN=gain is not None, HAS_DROP=drop is not None, HAS_BIAS=bias is not None,
         R=R, BK=BK, num_warps=warps,
     )  # fmt: skip
