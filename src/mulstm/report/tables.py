@@ -71,25 +71,19 @@ def readme(records: Sequence[Record]) -> str:
     """The short table for the front page: the paper's own rows, and each last one by dynamic evaluation."""
     body = []
     for table in TABLES:
+        rows = []
         for line in table.lines:
             if line.row and not line.label.startswith("the same"):
                 cells = _cells(table, line, records)
                 shown = (cells[key] for key in ("paper", "ours faithful", "ours fast", "minutes"))
-                body.append([_name(table, line), *shown])
-        body += _dynamic_row(table, records)
-    head = (
-        "test bits/char (WikiText-2: word perplexity, valid / test)",
-        "paper",
-        "faithful",
-        "fast",
-        "minutes (faithful / fast)",
-    )
+                rows.append([line.title.removesuffix(", text"), *shown])
+        rows += _dynamic_row(table, records)
+        text = f"**{table.title.split(',')[0]}**" + (
+            ", word perplexity, valid / test" if table.is_in_words else ""
+        )
+        body += [[text if k == 0 else "", *row] for k, row in enumerate(rows)]
+    head = ("test bits/char", "model", "paper", "faithful", "fast", "minutes (faithful / fast)")
     return grid(head, body)
-
-
-def _name(table: Table, line: Line) -> str:
-    """Of a line that stands among those of other tables."""
-    return f"{table.title.split(',')[0]}: {line.title.removesuffix(', text')}"
 
 
 def _dynamic_row(table: Table, records: Sequence[Record]) -> list[list[str]]:
@@ -102,7 +96,7 @@ def _dynamic_row(table: Table, records: Sequence[Record]) -> list[list[str]]:
     shown = console.decimal(score, table.digits)
     if table.is_in_words:  # whose other rows say valid / test
         shown = f"{NOTHING} / {shown}"
-    return [[f"{_name(table, line)}, dynamic evaluation", published, NOTHING, shown, ""]]
+    return [[f"{line.title.removesuffix(', text')}, dynamic evaluation", published, NOTHING, shown, ""]]
 
 
 def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
