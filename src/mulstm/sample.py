@@ -59,7 +59,6 @@ def sample(
     prompt: bytes = b"",
     sampling: Sampling | None = None,
     streams: int = 1,
-    predictor: Predictor | None = None,  # goes on from what it was fed, and takes in what is drawn
 ) -> Iterator[list[bytes]]:
     """An iterator that gives, for each symbol drawn, one piece of bytes a stream (b"" once it has ended).
 
@@ -70,18 +69,29 @@ def sample(
     how.check()
     if streams < 1:
         raise MulstmError(f"{streams} streams cannot be drawn. Give 1 or more.")
-    if predictor is not None and predictor.lanes != streams:
-        raise MulstmError(f"The predictor has {predictor.lanes} lanes, not {streams}. Give as many streams.")
-    ours = predictor is None
-    predictor = predictor or Predictor(model, alphabet, streams)
-    start = alphabet.special("start")
-    if not predictor.fed and start is not None:
-        predictor.feed(np.full(streams, start))
-    predictor.feed_text(prompt if prompt or predictor.fed else opening(alphabet))
-    # The GPU's own loop knows nothing of a predictor.
-    plain = ours and how.top_k == 0 and how.top_p == 1
+    predictor = Predictor(model, alphabet, streams)
+    _open(predictor, prompt)
+    plain = how.top_k == 0 and how.top_p == 1
     device = packed.sampler(predictor.model, streams, greedy=how.temperature == 0) if plain else None
     return _draws(predictor, how, device)
+
+
+def go_on(
+    predictor: Predictor, prompt: bytes = b"", sampling: Sampling | None = None
+) -> Iterator[list[bytes]]:
+    """The same from where a predictor stands, which takes in what is drawn on each of its lanes."""
+    how = sampling or Sampling()
+    how.check()
+    _open(predictor, prompt)
+    return _draws(predictor, how, None)  # the GPU's own loop knows nothing of a predictor
+
+
+def _open(predictor: Predictor, prompt: bytes) -> None:
+    """Feeds the prompt, after what stands before a text where it is the first."""
+    start = predictor.alphabet.special("start")
+    if not predictor.fed and start is not None:
+        predictor.feed(np.full(predictor.lanes, start))
+    predictor.feed_text(prompt if prompt or predictor.fed else opening(predictor.alphabet))
 
 
 def _draws(predictor: Predictor, how: Sampling, device: Any | None) -> Iterator[list[bytes]]:

@@ -18,7 +18,7 @@ from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import ModelRecipe, Recipe
 from mulstm.records import Record
-from mulstm.sample import Sampling, sample
+from mulstm.sample import Sampling, go_on, sample
 
 
 def byte_model(**recipe: object) -> Checkpoint:
@@ -75,9 +75,7 @@ def test_sampling_with_a_unit_held() -> None:
 
     def text(value: float) -> bytes:
         held = neurons.Clamped(loaded.model, loaded.alphabet, units={2: value})
-        return b"".join(
-            piece for (piece,) in sample(loaded.model, loaded.alphabet, b"x", how, predictor=held)
-        )
+        return b"".join(piece for (piece,) in go_on(held, b"x", how))
 
     assert len(text(1.0)) == 20
     assert text(1.0) == text(1.0)
@@ -92,7 +90,7 @@ def test_a_gpus_own_loop_is_not_used_where_a_unit_is_held(monkeypatch: pytest.Mo
     monkeypatch.setattr(sampling.packed, "sampler", lambda *a, **k: asked.append(a))
     loaded = byte_model()
     held = neurons.Clamped(loaded.model, loaded.alphabet, units={2: 1.0})
-    list(sample(loaded.model, loaded.alphabet, b"x", Sampling(length=2), predictor=held))
+    list(go_on(held, b"x", Sampling(length=2)))
     assert not asked
     list(sample(loaded.model, loaded.alphabet, b"x", Sampling(length=2)))
     assert asked

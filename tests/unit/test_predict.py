@@ -9,7 +9,6 @@ from mulstm.errors import BackendError, DataError, MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import CELLS, ModelRecipe
-from mulstm.sample import sample
 
 ALPHABET = Alphabet(b"abcdefg ")
 X = np.random.default_rng(1).integers(8, size=(3, 20))
@@ -90,5 +89,3 @@ def test_what_cannot_be_fed() -> None:
             predictor.feed(np.array(symbols))
     with pytest.raises(MulstmError, match=r"'text' is no bytes\. Give it encoded"):
         predictor.feed_text("text")  # type: ignore[arg-type]
-    with pytest.raises(MulstmError, match="The predictor has 2 lanes, not 3"):
-        sample(predictor.model, predictor.alphabet, streams=3, predictor=predictor)

@@ -9,7 +9,7 @@ from mulstm.errors import MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import ModelRecipe
-from mulstm.sample import Sampling, as_text, draw, filtered, opening, sample
+from mulstm.sample import Sampling, as_text, draw, filtered, go_on, opening, sample
 
 ALPHABET = Alphabet(b"\nabcdefg ")
 
@@ -59,7 +59,7 @@ def test_a_predictor_goes_on_from_where_it_is(model: LanguageModel) -> None:
     predictor = Predictor(model, ALPHABET)
     predictor.feed_text(b"abc")
     halves = [
-        b"".join(row[0] for row in sample(model, ALPHABET, b"", how, 1, predictor))
+        b"".join(row[0] for row in go_on(predictor, sampling=how))
         for how in (Sampling(length=7, temperature=0), Sampling(length=5, temperature=0))
     ]
     assert b"".join(halves) == whole

@@ -125,15 +125,13 @@ def sample(
     from mulstm import checkpoint, neurons, parallel
     from mulstm.cli._terminal import write_drawn
     from mulstm.cli._text import opened
-    from mulstm.sample import Sampling
-    from mulstm.sample import sample as draw
+    from mulstm.sample import Sampling, go_on
 
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.require_head()
     held = neurons.Clamped(loaded.model, loaded.alphabet, units=_clamps(clamp))
     how = Sampling(length=length, temperature=temperature, seed=seed)
-    pieces = draw(loaded.model, loaded.alphabet, opened(loaded, prompt), how, predictor=held)
-    write_drawn(prompt, pieces)
+    write_drawn(prompt, go_on(held, opened(loaded, prompt), how))
 
 
 def _clamps(given: list[str]) -> dict[int, float]:

@@ -17,7 +17,7 @@ from mulstm.errors import DataError
 from mulstm.heat import Scale, characters, visible
 from mulstm.ops.reference import State
 from mulstm.predict import Predictor
-from mulstm.sample import Sampling, as_text, opening, sample
+from mulstm.sample import Sampling, as_text, go_on, opening
 from mulstm.scoring import likeliest, symbol_name
 from mulstm.scoring.page import HIGHEST, HIGHEST_RESIDUE
 from mulstm.units import bits
@@ -102,7 +102,7 @@ class Reader:
             turn = self.turn
             last = self.logits.read(symbols)[-1]
             self.predictor.go_on_from(last[None], self.logits.states[-1])
-            drawn = sample(self.predictor.model, self.convention.alphabet, b"", how, predictor=self.predictor)
+            drawn = go_on(self.predictor, sampling=how)
         return as_text(self._pieces(drawn, turn))
 
     def _pieces(self, drawn: Iterator[list[bytes]], turn: int) -> Iterator[bytes]:
