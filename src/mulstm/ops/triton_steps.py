@@ -19,6 +19,8 @@ from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
 from mulstm.ops.triton_plan import Form, Plan, Tile
 from mulstm.ops.triton_vectors import through_vectors
 
+Step = Callable[[int], None]  # of t: launches what step t needs
+Sums = Callable[[int], tuple[Tensor, int]]  # the same, and where the partial sums stand, and how many
 NONE, GIVEN, VECTORS = 0, 1, 2  # kinds of px, as in triton_pointwise
 ROWS, COLUMNS, WARPS = 4, 256, 4  # a pointwise kernel's tile
 ROWS_BACK = 2  # so many that more CTAs find registers beside a product and load while it runs
@@ -114,26 +116,26 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     return saved
 
 
-def _forward_step(chunk: Chunk, saved: Saved, plan: Plan, save: bool) -> Callable[[int], None]:
+def _forward_step(chunk: Chunk, saved: Saved, plan: Plan, save: bool) -> Step:
     """A function of t that makes the whole step."""
     fusible = chunk.px is None and chunk.unit != "tanh"
     bare = isinstance(plan.gates, Form) and not plan.gates.fused
     tile_z = plan.gates if fusible or bare else None
-    kernel_m = _m_step(chunk, saved, plan.m, save) if chunk.mx is not None else None
-    kernel_z = _gates_step(chunk, saved, tile_z, save)
+    kernel_m = _m_step(chunk, saved, plan.m, save, plan.pdl) if chunk.mx is not None else None
+    kernel_z = _gates_step(chunk, saved, tile_z, save, plan.pdl)
 
     def step(t: int) -> None:
         if kernel_m is not None:
-            kernel_m(t, plan.pdl)
-        kernel_z(t, plan.pdl)
+            kernel_m(t)
+        kernel_z(t)
 
     return step
 
 
-def _m_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool) -> Any:
+def _m_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool, pdl: bool) -> Step:
     """A function of t that makes a_t and m_t."""
     if isinstance(tile, Form):
-        return _always_early(cuda_steps.m_step(chunk, saved, tile, save))
+        return cuda_steps.m_step(chunk, saved, tile, save)
     mx, W_mh = chunk.mx, chunk.W_mh
     assert mx is not None
     assert W_mh is not None
@@ -143,7 +145,7 @@ def _m_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool) ->
     if tile is None:
         work = _Pointwise(B, H)
 
-        def plain(t: int, pdl: bool) -> None:
+        def plain(t: int) -> None:
             k = t % kept
             torch.mm(h[t], W_mh.t(), out=a[k])
             pointwise.m_forward[work.grid](a[k], mx[t], m[k], mx.stride(1), B, H, **work.options(pdl))
@@ -152,7 +154,7 @@ def _m_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool) ->
     h_rows, W = _rows(h, (tile.BM, tile.BK)), _matrix(W_mh, (tile.BN, tile.BK))
     grid = (triton.cdiv(B, tile.BM), triton.cdiv(H, tile.BN))
 
-    def fused(t: int, pdl: bool) -> None:
+    def fused(t: int) -> None:
         k = t % kept
         products.m_product[grid](
             h_rows, W, mx[t], a[k], m[k], t * B, mx.stride(1), B, H, SAVE=save, **_options(tile, pdl)
@@ -161,15 +163,10 @@ def _m_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool) ->
     return fused
 
 
-def _always_early(step: Callable[[int], None]) -> Callable[[int, bool], None]:
-    """For callers that say whether a kernel may begin before the one before has ended: these all do."""
-    return lambda t, pdl: step(t)
-
-
-def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool) -> Any:
+def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool, pdl: bool) -> Step:
     """A function of t that makes z_t, c_t and h_t."""
     if isinstance(tile, Form) and tile.fused:
-        return _always_early(cuda_steps.gates_step(chunk, saved, tile, save))
+        return cuda_steps.gates_step(chunk, saved, tile, save)
     mx, zx, px, _, W_zm, _, _, mask, b_h, unit, _ = chunk
     h, c, z, _, m, r = saved
     operand = h if mx is None else m
@@ -182,7 +179,7 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool
         sums = zx.new_empty(1, B, width) if px is None else r
         product = _product(operand, W_zm, sums, tile)
 
-        def apart(t: int, pdl: bool) -> None:
+        def apart(t: int) -> None:
             product(t)
             px_t, stride_px = _px_of(px, t)
             pointwise.gates_forward[work.grid](
@@ -196,7 +193,7 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool
     rows, W = _rows(operand, (tile.BM, tile.BK)), _matrix(W_zm, (tile.BN, tile.BK))
     grid = (triton.cdiv(B, tile.BM), triton.cdiv(width, tile.BN))
 
-    def fused(t: int, pdl: bool) -> None:
+    def fused(t: int) -> None:
         row = (t % operand.shape[0]) * B
         products.gates_product[grid](
             rows, W, zx[t], c[t % places], mask, b_h,
@@ -208,7 +205,7 @@ def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool
     return fused
 
 
-def _product(x: Tensor, W: Tensor, out: Tensor, form: Form | None) -> Callable[[int], None]:
+def _product(x: Tensor, W: Tensor, out: Tensor, form: Form | None) -> Step:
     """A function of t that makes x_t @ W.T in out_t; both may have fewer places than there are steps."""
     if form is not None:
         return cuda_steps.product(x, W, out, form)
@@ -265,7 +262,7 @@ def backward(
 
 def _backward_step(
     chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor, out: Gradients, plan: Plan, to_start: bool
-) -> Callable[[int], None]:
+) -> Step:
     """A function of t that goes from dh_t and dc_t to those of the step before; the last may give dh_0."""
     mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit, rows = chunk
     c, z = saved.c, saved.z if px is None else saved.r
@@ -274,16 +271,12 @@ def _backward_step(
     work = _Pointwise.of(chunk, ROWS_BACK if plan.uses_cuda else ROWS)
     flags = {"UNIT": UNITS.index(unit), "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
     lstm = unit != "tanh"
-    to_m = (
-        _to_da(chunk, saved, out, plan, work)
-        if mx is not None
-        else _partial(dr, W_zm, plan.dm, plan.sums_bf16)
-    )
+    to_m = _to_da(chunk, saved, out, plan, work) if mx is not None else _partial(dr, W_zm, plan.dm, plan)
     # Where the last product goes on to dz of the step before, the pointwise kernel makes only the first.
     cell = None
     if isinstance(plan.dh, Form) and plan.dh.fused and W_mh is not None and lstm and px is None:
         cell = cuda_steps.cell_step(chunk, saved, dh, out, plan.dh)
-    to_h = None if W_mh is None else _partial(da, W_mh, plan.dh, plan.sums_bf16)
+    to_h = None if W_mh is None else _partial(da, W_mh, plan.dh, plan)
     dh_rec, split = dh_T, 1
 
     def gates(t: int) -> None:
@@ -301,20 +294,20 @@ def _backward_step(
             gates(t)
         over = t == 0 and not to_start
         if not over or mx is not None:
-            dh_rec, split = to_m(t, plan.pdl)
+            dh_rec, split = to_m(t)
         if over:
             return
         if cell is not None and t > 0:
             cell(t)
         elif to_h is not None:
-            dh_rec, split = to_h(t, plan.pdl)
+            dh_rec, split = to_h(t)
         if t == 0:
             dh_0.copy_(dh_rec.view(split, B, H).sum(0, dtype=torch.float32))
 
     return step
 
 
-def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointwise) -> Any:
+def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointwise) -> Sums:
     """A function of t that goes from dz_t to da_t and dmx_t."""
     mx, a, da, dmx, rows = chunk.mx, saved.a, out.da, out.dmx, chunk.rows
     assert mx is not None
@@ -323,33 +316,33 @@ def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointw
     if isinstance(plan.dm, Form) and plan.dm.fused:
         fused = cuda_steps.dm_step(chunk, saved, out, plan.dm)
 
-        def whole(t: int, pdl: bool) -> tuple[Tensor, int]:
+        def whole(t: int) -> tuple[Tensor, int]:
             fused(t)
             return da[t], 1
 
         return whole
-    product = _partial(out.dr, chunk.W_zm, plan.dm, plan.sums_bf16)
+    product = _partial(out.dr, chunk.W_zm, plan.dm, plan)
 
-    def apart(t: int, pdl: bool) -> tuple[Tensor, int]:
-        dm, split = product(t, pdl)
+    def apart(t: int) -> tuple[Tensor, int]:
+        dm, split = product(t)
         mx_t, rows_t = (mx[t], None) if rows is None else (mx, rows[t])
         pointwise.m_backward[work.grid](
             dm, mx_t, rows_t, a[t], da[t], dmx[t], mx.stride(-2), dmx.stride(1), B, H,
-            INDEXED=rows is not None, SPLIT=split, **work.options(pdl),
+            INDEXED=rows is not None, SPLIT=split, **work.options(plan.pdl),
         )  # fmt: skip
         return da[t], 1
 
     return apart
 
 
-def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, bf16: bool) -> Any:
+def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, plan: Plan) -> Sums:
     """A function of t that makes x_t @ W in partial sums, and says in how many."""
     _, B, K = x.shape
     N = W.shape[1]
     if isinstance(tile, Form):
         parts, product = cuda_steps.sums(x, W, tile)
 
-        def in_cuda(t: int, pdl: bool) -> tuple[Tensor, int]:
+        def in_cuda(t: int) -> tuple[Tensor, int]:
             product(t)
             return parts, tile.parts
 
@@ -357,16 +350,16 @@ def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, bf16: bool) -> Any:
     if tile is None:
         out = x.new_empty(B, N)
 
-        def plain(t: int, pdl: bool) -> tuple[Tensor, int]:
+        def plain(t: int) -> tuple[Tensor, int]:
             return torch.mm(x[t], W, out=out), 1
 
         return plain
     rows, matrix = _rows(x, (tile.BM, tile.BK)), _matrix(W, (tile.BK, tile.BN))
-    sums = x.new_empty(tile.split, B, N, dtype=torch.bfloat16 if bf16 else torch.float32)
+    sums = x.new_empty(tile.split, B, N, dtype=torch.bfloat16 if plan.sums_bf16 else torch.float32)
     grid = (triton.cdiv(B, tile.BM), triton.cdiv(N, tile.BN), tile.split)
 
-    def split(t: int, pdl: bool) -> tuple[Tensor, int]:
-        products.sum_product[grid](rows, matrix, sums, t * B, B, N, K, tile.split, **_options(tile, pdl))
+    def split(t: int) -> tuple[Tensor, int]:
+        products.sum_product[grid](rows, matrix, sums, t * B, B, N, K, tile.split, **_options(tile, plan.pdl))
         return sums, tile.split
 
     return split
