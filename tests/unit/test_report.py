@@ -118,7 +118,7 @@ def test_perplexities_and_dynamic_evaluation(results: Path) -> None:
         dynamic_test_bits_per_char=1.1,
     )
     page = markdown(results)
-    line = cells(page, "**byte mLSTM +emb +WN +VD**")
+    line = cells(page, "**byte mLSTM +emb +WN +VD; fast: weight decay, output dropout**")
     assert (line[2], line[4], line[5]) == ("92.8 / 88.8", "86.4 / 81.2", "−7.6")
     assert cells(page, "wikitext2/mlstm-emb-wn-vd-large-fast, seed 1")[1:] == [
         "1.240",
@@ -134,7 +134,7 @@ def test_huge_perplexities(results: Path) -> None:
     huge = {"valid_word_perplexity": 1e40, "test_word_perplexity": 2e40}
     add(results, name, 24.0, dynamic_test_bits_per_char=24.0, **huge)
     page = markdown(results)
-    line = cells(page, "**byte mLSTM +emb +WN +VD**")
+    line = cells(page, "**byte mLSTM +emb +WN +VD; fast: weight decay, output dropout**")
     assert (line[4], line[5]) == ("1.0e+40 / 2.0e+40", "+2.0e+40")
     assert cells(page, f"{name}, seed 1")[3] == "2.0e+40"
 

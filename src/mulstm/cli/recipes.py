@@ -43,7 +43,10 @@ def ls(as_json: AsJson = False) -> None:
 def show(
     name: Annotated[str, typer.Argument(help="A recipe's name or file.")], overrides: Overrides = None
 ) -> None:
-    """Print a recipe, every key of it, as TOML."""
+    """Print a recipe, every key of it, as TOML, with what its files note about where a value is from."""
     from mulstm import console, recipe
 
-    console.result(recipe.dumps(recipe.load(name, overrides or [])).rstrip())
+    found = recipe.load(name, overrides or [])
+    given = recipe.overridden(overrides or [])
+    notes = {key: note for key, note in recipe.notes_of(name).items() if key not in given}
+    console.result(recipe.dumps(found, notes).rstrip())

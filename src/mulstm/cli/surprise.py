@@ -31,10 +31,11 @@ def command(
     """Compare two models on a text's most surprising symbols and just after them (the paper's Figure 3)."""
     import dataclasses
 
-    from mulstm import checkpoint, console, parallel
+    from mulstm import checkpoint, console, machine, parallel
     from mulstm.cli._text import is_own, part_of
     from mulstm.errors import CheckpointError
     from mulstm.evaluate import evaluate
+    from mulstm.job import hardware
     from mulstm.surprise import recovery
 
     pair = [checkpoint.load(path, parallel.pick(device)) for path in (a, b)]
@@ -50,8 +51,18 @@ def command(
     assert losses[1] is not None
     found = recovery(losses[0], losses[1], share, delays)
     if as_json:
-        facts = dataclasses.asdict(found)
-        console.result_json({"a": str(a), "b": str(b), "corpus": part.corpus, "split": part.name, **facts})
+        about = {
+            "a": str(a),
+            "b": str(b),
+            "fingerprints": [one.meta["fingerprint"] for one in pair],
+            "corpus": part.corpus,
+            "split": part.name,
+            "lanes": lanes,
+            "precision": pair[0].model.precision,
+            "hardware": hardware(pair[0].model.W_out.device),
+            "commit": machine.commit(),
+        }
+        console.result_json(about | dataclasses.asdict(found))
         return
     rows = [["whole text", *(f"{bits:.3f}" for bits in found.overall)]]
     for delay, bits in enumerate(found.by_delay):

@@ -1,7 +1,7 @@
 """A recipe is the whole of a run: what is not in it, or on the command line, did not happen."""
 
 from mulstm.recipe.compare import changes_since, departures, differences, flat, settings
-from mulstm.recipe.reading import as_dict, check, dumps, fit, from_dict, load, names, overridden
+from mulstm.recipe.reading import as_dict, check, dumps, fit, from_dict, load, names, notes_of, overridden
 from mulstm.recipe.rules import RULES, parse_split
 from mulstm.recipe.schema import (
     CELLS,
@@ -41,6 +41,7 @@ __all__ = [
     "from_dict",
     "load",
     "names",
+    "notes_of",
     "overridden",
     "parse_split",
     "settings",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mulstm.errors import RecipeError
@@ -19,6 +21,8 @@ from mulstm.recipe.schema import KEYS, SECTIONS, Recipe, Table
 FEWEST_UPDATES, MOST_UPDATES = 2_000, 50_000
 VALID_LANE = 500  # symbols of a validation lane, at least: each starts cold, and its first symbols cost more
 PACKAGED = Path(__file__).parents[1] / "recipes"
+_HEADER = re.compile(r"\[(\w+)\].*")
+_NOTED = re.compile(r"""(\w+)\s*=\s*(?:"[^"]*"|'[^']*'|[^#"']*)\s*\#\s*(.+)""")
 
 
 def names() -> list[str]:
@@ -29,7 +33,7 @@ def names() -> list[str]:
 def load(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A packaged recipe by its name, or one of the user's by its path, with `section.key=value` on top."""
     path, name = _find(name_or_path)
-    table = _read(path, ())
+    table = _read(path)
     table.setdefault("name", name)
     faults: list[str] = []
     for override in overrides:
@@ -99,15 +103,35 @@ def check(recipe: Recipe) -> None:
     _report(f"recipe {recipe.name}".rstrip(), faults_of(recipe))
 
 
-def dumps(recipe: Recipe) -> str:
-    """TOML that loads back equal."""
+def dumps(recipe: Recipe, notes: Mapping[str, str] = MappingProxyType({})) -> str:
+    """TOML that loads back equal, with a note behind each key that has one."""
+
+    def line(key: str, name: str, value: Any) -> str:
+        return f"{name} = {show(value)}" + (f"  # {notes[key]}" if key in notes else "")
+
     lines: list[str] = []
     for key, value in as_dict(recipe).items():
         if key in SECTIONS:
-            lines += ["", f"[{key}]", *(f"{k} = {show(v)}" for k, v in value.items())]
+            lines += ["", f"[{key}]", *(line(f"{key}.{k}", k, v) for k, v in value.items())]
         else:
-            lines.append(f"{key} = {show(value)}")
+            lines.append(line(key, key, value))
     return "\n".join(lines) + "\n"
+
+
+def notes_of(name_or_path: str | Path) -> dict[str, str]:
+    """By key, what the recipe's file or that of the one it is like says behind it: where a value is from."""
+    found: dict[str, str] = {}
+    for path, table in reversed(_chain(_find(name_or_path)[0])):
+        for key, value in table.items():  # what is said anew no longer has the old note
+            for name in [f"{key}.{k}" for k in value] if isinstance(value, dict) else [key]:
+                found.pop(name, None)
+        section = ""
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if header := _HEADER.fullmatch(line.strip()):
+                section = f"{header[1]}."
+            elif noted := _NOTED.fullmatch(line.strip()):
+                found[section + noted[1]] = noted[2]
+    return found
 
 
 def _find(name_or_path: str | Path) -> tuple[Path, str]:
@@ -127,8 +151,19 @@ def _nearest_recipes(text: str) -> str:
     return (f"Did you mean {' or '.join(near)}? " if near else "") + '"mulstm recipes" lists them all.'
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> Table:
+def _read(path: Path) -> Table:
     """The file's table laid over that of the recipe it is `like`."""
+    whole: Table = {}
+    for _, table in reversed(_chain(path)):
+        whole.pop("name", None)
+        for key, value in table.items():
+            is_section = isinstance(value, dict) and isinstance(whole.get(key), dict)
+            whole[key] = whole[key] | value if is_section else value
+    return whole
+
+
+def _chain(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[Path, Table]]:
+    """The file and its table, then those of the recipe it is `like`, and so on."""
     chain = (*seen, path.resolve())
     if chain[-1] in seen:
         names = " -> ".join(p.stem for p in chain)
@@ -141,18 +176,12 @@ def _read(path: Path, seen: tuple[Path, ...]) -> Table:
         raise RecipeError(f"{path} is not TOML: {error}. Mend that line.") from None
     like = table.pop("like", None)
     if like is None:
-        return table
+        return [(path, table)]
     if not isinstance(like, str):
         raise RecipeError(f'{path}: like = {quoted(like)} must be a recipe\'s name. Write like = "text".')
     beside = path.parent / like
-    base = _read(beside if like.endswith(".toml") and beside.is_file() else _find(like)[0], chain)
-    base.pop("name", None)
-    for key, value in table.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict):
-            base[key] = base[key] | value
-        else:
-            base[key] = value
-    return base
+    base = beside if like.endswith(".toml") and beside.is_file() else _find(like)[0]
+    return [(path, table), *_chain(base, chain)]
 
 
 def _override(table: Table, override: str, faults: list[str]) -> None:

@@ -45,10 +45,10 @@ def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
             record = _shown(records, table.name, line.row, kind)
             points = list(record.validations()) if record else []
             if record and len(points) > 1:
-                model = line.fast if line.fast and kind == "fast" else line.label.removesuffix(", text")
+                model = line.fast if line.fast and kind == "fast" else line.label
                 label = f"{model}, {_kind(record)}"
                 lines.append({"row": line.row, "label": label, "kind": kind, "points": points})
-    levels = {line.row: line.bits or line.paper for line in table.lines if line.row}
+    levels = {line.row: line.bits or line.paper for line in table.lines if line.row and line.paper}
     return {"title": table.title, "lines": lines, "paper": levels}
 
 
@@ -59,7 +59,9 @@ def _shown(records: Sequence[Record], table: str, row: str, kind: str) -> Record
 
 
 def _kind(record: Record) -> str:
-    return record.kind if record["complete"] else f"{record.kind} (not counted)"
+    """With what a reader of its times should know."""
+    is_shared = "(shared)" in str(record["hardware"])
+    return record.kind + " (shared GPU)" * is_shared + " (not counted)" * (not record["complete"])
 
 
 def _paint_curves(picture: Any, data: Any) -> None:
