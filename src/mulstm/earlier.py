@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 
 from mulstm import checkpoint, files, resume, runs, tensorfile
 from mulstm import recipe as recipes
-from mulstm.errors import RecipeError, RunError
+from mulstm.errors import CheckpointError, RecipeError, RunError
 from mulstm.recipe import Recipe
-from mulstm.report.records import KEYS
+from mulstm.report.records import read_one
 from mulstm.resume import Progress
 
 CUT = "its time was over"  # how a record says that a run may go on
@@ -36,6 +35,7 @@ def run_of(
     start = "" if start_from is None else tensorfile.read_meta(checkpoint.find(start_from)).get("fingerprint")
     if resume_from != "auto":
         _require_same(recipe, Path(resume_from))
+        _require_state(Path(resume_from))
         if start_from is not None and tuned_from(Path(resume_from)) != start:
             raise RunError(
                 f"The run in {resume_from} did not start from {start_from}. "
@@ -52,6 +52,7 @@ def run_of(
         with contextlib.suppress(RecipeError):  # of another version
             changed = _changed(recipe, folder)
             if not changed and tuned_from(folder) == start:
+                _require_state(folder)
                 return folder
             what = "; ".join(changed[:4]) or "it did not start from the same weights"
             told = told or f"{folder} differs: {what}"
@@ -77,11 +78,10 @@ def finished(path: Path) -> dict[str, Any] | None:
     A run whose time was over goes on.
     """
     try:
-        record = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+        record = read_one(path / "metrics.json").values
+    except RunError:
         return None
-    is_whole = isinstance(record, dict) and record.keys() >= {*KEYS, "reason"}
-    return record if is_whole and record.get("stopped") != CUT else None
+    return record if "reason" in record and record.get("stopped") != CUT else None
 
 
 def _changed(recipe: Recipe, folder: Path) -> list[str]:
@@ -100,6 +100,17 @@ def _require_same(recipe: Recipe, folder: Path) -> None:
         )
 
 
+def _require_state(folder: Path) -> None:
+    """Raises RunError where a run has models but no state to go on from: it would begin anew over them."""
+    state = folder / resume.NAME
+    kept = [name for name in ("last.safetensors", "best.safetensors") if (folder / name).exists()]
+    if kept and not state.is_file() and finished(folder) is None:
+        raise RunError(
+            f"The run in {folder} cannot go on: its {resume.NAME} is missing. "
+            f"Start a new run from its model with --from {folder / kept[0]}."
+        )
+
+
 def settle_best(folder: Path, progress: Progress) -> None:
     """Makes the better model the best one once the run's saved state knows of it, and takes away any other.
 
@@ -108,7 +119,11 @@ def settle_best(folder: Path, progress: Progress) -> None:
     better = folder / BETTER
     if not better.is_file():
         return
-    if tensorfile.read_meta(better)["metrics"]["update"] == progress.best_update:
+    try:
+        update = tensorfile.read_meta(better)["metrics"]["update"]
+    except (CheckpointError, KeyError, TypeError):  # damaged: the run's state knows the best before it
+        update = None
+    if update == progress.best_update:
         better.replace(folder / "best.safetensors")
     else:
         better.unlink()

@@ -6,6 +6,8 @@ import contextlib
 import json
 import math
 import os
+import secrets
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +22,13 @@ if sys.platform != "win32":
 
 class UnwritableError(RunError):
     """A file system refuses."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path} cannot be written ({reason}). "
+            "What was there before is untouched: make room or choose another place."
+        )
+        self.path, self.reason = path, reason
 
 
 def json_line(value: Any) -> str:
@@ -50,26 +59,37 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the place of `path` when the block ends well.
+    """An empty file beside `path` to write to; it takes the place of `path` when the block ends well.
 
-    A link stays, and what it points to is replaced.
+    A link stays, and what it points to is replaced. Who may read a file stays, too.
     """
     given, path = path, Path(os.path.realpath(path)) if path.is_symlink() else path
-    temporary = path.with_name(f".{path.name[-50:]}.{os.getpid()}.tmp")  # a name may be as long as can be
+    temporary: Path | None = None
     try:
         # Devices and pipes can be replaced like files, and nobody means that.
         if path.exists() and not path.is_file():
             raise OSError(None, "it is no plain file")
+        temporary = _beside(path)
+        mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
         yield temporary
+        temporary.chmod(mode)  # some writers put a file of their own in its place
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise unwritable(given, error) from None
+        raise UnwritableError(given, reason_of(error)) from None
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """A new file whose name nobody else has (processes in containers share their numbers) or can foresee."""
+    found = path.with_name(f".{path.name[-50:]}.{secrets.token_hex(8)}.tmp")  # a name has a longest length
+    os.close(os.open(found, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    return found
 
 
 @contextlib.contextmanager
@@ -84,13 +104,13 @@ def filling(folder: Path) -> Iterator[Path]:
             try:
                 yield temporary
             except UnwritableError as fault:
-                raise UnwritableError(str(fault).replace(str(temporary), str(folder))) from None
+                raise UnwritableError(folder / fault.path.relative_to(temporary), fault.reason) from None
             folder.mkdir(exist_ok=True)
             for file in temporary.iterdir():
                 file.replace(os.path.realpath(folder / file.name))
             _sync_folder(folder)
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise UnwritableError(folder, reason_of(error)) from None
 
 
 def _sync_folder(folder: Path) -> None:
@@ -102,12 +122,9 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def unwritable(path: Path, error: OSError) -> UnwritableError:
-    """What to say where a file system refuses."""
-    return UnwritableError(
-        f"{path} cannot be written ({error.strerror or error}). "
-        "What was there before is untouched: make room or choose another place."
-    )
+def reason_of(error: OSError) -> str:
+    """In the system's words."""
+    return error.strerror or str(error)
 
 
 @contextlib.contextmanager

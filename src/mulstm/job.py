@@ -125,7 +125,7 @@ def build(
         hardware=hardware(share.device),
         backend=backend,
     )
-    if (folder / resume.NAME).is_file():
+    if (folder / resume.NAME).exists():
         job.progress = resume.load(folder / resume.NAME, update, job.facts, job.total)
     if run is not None:
         earlier.settle_best(run.path, job.progress)

@@ -172,9 +172,11 @@ def _encoded(path: Path, d: DataRecipe, convention: Convention) -> Path:
     how = READING, d.records, d.column, d.convention, convention.alphabet.fingerprint
     key = store.key_of(path, *how)
     target = store.cache_folder() / "records" / f"{key}.symbols"
-    if target.is_file() and target.with_suffix(".npy").is_file():
+    beside = target.with_suffix(".npy")
+    if store.is_sound(target) and store.is_sound(beside):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    store.sweep(target.parent)
     offsets = array("q", [0])
     with replacing(target) as temporary, temporary.open("wb") as out:
         for record in records.read(str(path), kind=d.records, column=d.column):
@@ -183,8 +185,10 @@ def _encoded(path: Path, d: DataRecipe, convention: Convention) -> Path:
             offsets.append(offsets[-1] + x.size + 1)
         if len(offsets) == 1:
             raise DataError(f"{path} holds no record. Check the file and data.records.")
-        with replacing(target.with_suffix(".npy")) as beside, beside.open("wb") as file:
+        with replacing(beside) as other, other.open("wb") as file:
             np.save(file, np.frombuffer(offsets, dtype=np.int64))
+    store.seal(target)
+    store.seal(beside)
     return target
 
 

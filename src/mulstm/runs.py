@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ if sys.platform != "win32":
     import fcntl
 
 ROOT = Path("runs")
+# Nor wait for a pipe's other end; on Windows bytes stay as they are.
+NO_LINK = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 class Run:
@@ -64,7 +67,7 @@ class Run:
             if self._log.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise files.unwritable(self.path / "log.jsonl", error) from None
+            raise files.UnwritableError(self.path / "log.jsonl", files.reason_of(error)) from None
 
     def write_json(self, name: str, value: Any) -> None:
         """Writes or replaces environment.json, metrics.json and their like."""
@@ -92,10 +95,7 @@ def _locked(path: Path) -> IO[str] | None:
     """An open file whose advisory lock goes away with the process, however that ends."""
     if sys.platform == "win32":  # there, two processes are not told of each other
         return None
-    try:
-        lock = (path / "lock").open("w")
-    except OSError as error:
-        raise files.unwritable(path / "lock", error) from None
+    lock = os.fdopen(_own(path / "lock", os.O_RDWR), "r+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -106,9 +106,21 @@ def _locked(path: Path) -> IO[str] | None:
     return lock
 
 
+def _own(path: Path, flags: int) -> int:
+    """A plain file of the folder, open: a run from elsewhere may hold links to other people's files."""
+    try:
+        handle = os.open(path, flags | os.O_CREAT | NO_LINK, 0o666)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(None, "it is no plain file")
+    except OSError as error:
+        raise files.UnwritableError(path, files.reason_of(error)) from None
+    return handle
+
+
 def _appendable(path: Path) -> FileIO:
     """The log, open at its end; a last line torn by a crash is cut off first."""
-    stream = path.open("ab+", buffering=0)
+    stream = FileIO(_own(path, os.O_RDWR | os.O_APPEND), "a+")
     end = place = stream.seek(0, os.SEEK_END)
     while place > 0:
         start = max(0, place - 4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,18 +42,14 @@ def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) ->
             save_file(plain, temporary, metadata={KEY: text})
         except SafetensorError as fault:
             raise OSError(None, str(fault)) from fault
-        # safetensors makes files that only their owner can read; these are like any other.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
 
 
-def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file written by `write` with this kind."""
-    return undisturbed(path, lambda: _read(path, kind))
+def read(path: Path, kind: str, sealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file written by `write` with this kind; `sealed`: it must have a checksum."""
+    return undisturbed(path, lambda: _read(path, kind, sealed))
 
 
-def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path, kind: str, sealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     meta = read_meta(path)
     if meta.get("kind") != kind:
         raise CheckpointError(
@@ -62,7 +57,7 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     tensors, stated = load(path), meta.pop(CHECKSUM, None)
     # Earlier versions wrote none.
-    if stated is not None and stated != checksum([meta], tensors):
+    if (sealed or stated is not None) and stated != checksum([meta], tensors):
         raise changed(path, CHECKSUM)
     return tensors, meta
 

@@ -261,8 +261,13 @@ def save(job: Job) -> None:
     if not all(bool(torch.isfinite(parameter).all()) for parameter in job.update.parameters):
         raise _diverged(job, "Some weight is")
     bits = job.progress.valid_bits if job.progress.validated == job.progress.update else None
+    state = job.folder / resume.NAME
+    is_first = job.share.by_first(lambda: float(not state.exists()))
+    if is_first:  # before any model: a run that has one and no state cannot go on
+        resume.save(state, job.update, job.progress, job.facts)
     job.share.by_first(lambda: _write_model(job, "last.safetensors", bits))
-    resume.save(job.folder / resume.NAME, job.update, job.progress, job.facts)
+    if not is_first:
+        resume.save(state, job.update, job.progress, job.facts)
     job.share.by_first(lambda: earlier.settle_best(job.folder, job.progress))
     job.saved = time.monotonic()
 

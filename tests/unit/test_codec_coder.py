@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -127,3 +129,18 @@ def test_no_stream_holds_more_than_its_size_allows(entries: int) -> None:
     for _ in range(16):
         out.put(begins.repeat(n // 16, axis=0), np.zeros(n // 16, dtype=np.int64))
     assert n <= coder.most_symbols(len(out.finish()), entries)
+
+
+def test_machine_code_is_kept_where_nobody_else_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = pytest.importorskip("mulstm.codec.compiled")
+    monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled.is_kept()
+    folder = tmp_path / "mulstm" / "numba"
+    assert str(folder) == compiled.config.CACHE_DIR
+    assert folder.stat().st_mode & 0o077 == 0
+    folder.chmod(0o777)
+    monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
+    assert not compiled.is_kept()

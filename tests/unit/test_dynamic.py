@@ -1,13 +1,16 @@
 import copy
 import dataclasses
+import json
+import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from made import repeating_text
-from mulstm import dynamic, record_corpus
+from mulstm import dynamic, record_corpus, tensorfile
 from mulstm.data import corpus
 from mulstm.data.text import Text
 from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
@@ -114,6 +117,12 @@ def test_statistics_are_kept_for_the_model_and_text_they_are_of(model, text, tmp
     repaired = ask()
     assert len(made) == 2
     assert all(torch.equal(first[name], repaired[name]) for name in first)
+    meta = tensorfile.read_meta(damaged)
+    del meta[tensorfile.CHECKSUM]
+    unsealed = {name: tensor * math.nan for name, tensor in first.items()}
+    save_file(unsealed, damaged, {tensorfile.KEY: json.dumps(meta)})
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in ask().values())
+    assert len(made) == 3
     ask(segment=8)
     edited = train.text.read(0, len(train.text)).copy()
     edited[edited == ord("a")] = ord("b")
@@ -124,9 +133,9 @@ def test_statistics_are_kept_for_the_model_and_text_they_are_of(model, text, tmp
     with torch.no_grad():
         model.W_out.add_(1.0)
     ask()
-    assert len(made) == 7
+    assert len(made) == 8
     ask()
-    assert len(made) == 7
+    assert len(made) == 8
 
 
 def test_records_and_empty_parts_are_refused(model, text, tmp_path, monkeypatch) -> None:

@@ -47,6 +47,30 @@ def test_a_full_disk_loses_nothing(where: str, tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "private"
+    path.write_text("old")
+    path.chmod(0o600)
+    files.write_atomic(path, "new")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+    mask = os.umask(0o027)
+    try:
+        files.write_atomic(tmp_path / "new", "new")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda n: "seen before")
+    (tmp_path / "victim").write_text("theirs")
+    (tmp_path / ".out.seen before.tmp").symlink_to("victim")
+    with pytest.raises(RunError, match="File exists"):
+        files.write_atomic(tmp_path / "out", "ours")
+    assert (tmp_path / "victim").read_text() == "theirs"
+    assert (tmp_path / ".out.seen before.tmp").is_symlink()  # not ours to take away
+
+
 def test_an_error_of_ours_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "model"
     files.write_atomic(path, "old")

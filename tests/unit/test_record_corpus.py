@@ -301,6 +301,16 @@ def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
     assert "without a gain" in record["stopped"]
 
 
+@pytest.mark.parametrize("suffix", [".symbols", ".npy"])
+@pytest.mark.parametrize("cut", [0, 1])
+def test_what_is_cached_is_made_again_where_it_is_damaged(suffix: str, cut: int, tmp_path: Path) -> None:
+    recipe = fasta(tmp_path / "p.fasta", ["MKV", "GG", "AAAA"])
+    before = record_corpus.load(recipe).split("all").symbols_count
+    (kept,) = (tmp_path / "cache" / "mulstm" / "records").glob(f"*{suffix}")
+    kept.write_bytes(kept.read_bytes()[:-cut] if cut else b"")
+    assert record_corpus.load(recipe).split("all").symbols_count == before
+
+
 def test_faults(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file"):
         record_corpus.load(DataRecipe(corpus=str(tmp_path / "no.fasta"), records="fasta"))
@@ -308,7 +318,7 @@ def test_faults(tmp_path: Path) -> None:
         record_corpus.load(fasta(tmp_path / "same.fasta", ["MK"] * 3))
     kept = tmp_path / "cache" / "mulstm" / "records"
     before = sorted(kept.iterdir())
-    assert len(before) == 2
+    assert len(before) == 4
     with pytest.raises(DataError, match="Record p1 has '1' at position 2"):
         record_corpus.load(fasta(tmp_path / "bad.fasta", ["MK", "M1"]))
     with pytest.raises(DataError, match="Record p1 is empty"):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -111,13 +112,28 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
     assert found == ["2026-01-01-000000-seed2", "2026-01-02-000000-seed1"]
 
 
-def test_a_full_disk_under_the_log(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with Run.create(RECIPE, root=tmp_path) as run:
-        (run.path / "log.jsonl").symlink_to("/dev/full")
+        monkeypatch.setattr(runs, "_appendable", lambda path: FileIO("/dev/full", "a"))
         with pytest.raises(RunError, match="No space left on device"):
             run.log({"update": 1})
+
+
+@pytest.mark.parametrize("name", ["lock", "log.jsonl"])
+def test_links_and_pipes_in_a_run_from_elsewhere(name: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("keep this")
+    with Run.create(RECIPE, root=tmp_path) as run:
+        path = run.path / name
+    path.unlink(missing_ok=True)
+    for make in (lambda: path.symlink_to(victim), lambda: os.mkfifo(path)):
+        make()
+        with pytest.raises(RunError, match=f"{name} cannot be written"), Run.open(path.parent) as run:
+            run.log({"update": 1})
+        path.unlink()
+    assert victim.read_text() == "keep this"
 
 
 def test_the_environment_names_no_host_user_or_folder() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from mulstm import signals
+from mulstm import files, signals
+from mulstm.cli._ending import leaving
 
 
 @pytest.fixture
@@ -35,3 +37,12 @@ def test_what_is_ignored_stays_so(ignored: signal.Signals) -> None:
         assert signal.getsignal(ignored) == signal.SIG_IGN
     assert heard == []
     assert signal.getsignal(ignored) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
+def test_an_end_takes_away_what_is_half_written(kind: signal.Signals, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as end, leaving(), files.replacing(tmp_path / "out"):
+        signal.raise_signal(kind)
+    assert end.value.code == 128 + kind
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(kind) == signal.SIG_DFL

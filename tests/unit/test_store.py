@@ -236,6 +236,34 @@ def test_a_users_packed_file_is_unpacked(suffix: str, tmp_path: Path) -> None:
             load(path.rename(tmp_path / "other-name.zip"))
 
 
+def test_what_was_unpacked_is_unpacked_again_where_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / f"{'long' * 60}.gz"  # a name as long as can be
+    path.write_bytes(packed(".gz", TEXT))
+    assert len(load(path).text) == 100
+    (cached,) = [p for p in (tmp_path / "cache").rglob("*long") if p.is_file()]
+    cached.write_bytes(TEXT[:50])
+    assert len(load(path).text) == 100
+
+
+def test_headers_that_make_no_sense(tmp_path: Path) -> None:
+    path = tmp_path / "made.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={}) as tar:
+        entry = tarfile.TarInfo("made")
+        entry.pax_headers = {"GNU.sparse.map": "x,y", "GNU.sparse.size": "9"}
+        tar.addfile(entry, io.BytesIO())
+    with pytest.raises(DataError, match=r"cannot be unpacked .*Delete that copy"):
+        load(path)
+
+
+@pytest.mark.parametrize("home", ["relative", ""])
+def test_where_the_cache_is(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    assert store.cache_folder() == Path.home() / ".cache" / "mulstm"
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(DataError, match="Set XDG_CACHE_HOME"):
+        store.cache_folder()
+
+
 @pytest.mark.parametrize("name", ["made.tar", "made.tar.gz", "made.tar.xz", "made.tar.bz2", "MADE.TGZ"])
 def test_what_is_in_a_tar_archive_is_the_text(name: str, tmp_path: Path) -> None:
     path, kind = tmp_path / name, name.rpartition(".")[2].lower()

@@ -95,6 +95,38 @@ def test_a_damaged_record_is_made_again(ended: Path, tmp_path: Path, record: str
     assert json.loads((folder / "metrics.json").read_text()) == again
 
 
+def test_a_record_of_nulls_is_made_again(ended: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    whole = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(dict.fromkeys(whole)))
+    again, _ = run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
+    assert again["test_bits_per_char"] == whole["test_bits_per_char"]
+
+
+@pytest.mark.parametrize("place", ["named", "auto"])
+def test_models_without_a_state_are_not_trained_over(ended: Path, tmp_path: Path, place: str) -> None:
+    folder = shutil.copytree(ended, tmp_path / "runs" / ended.parent.name / ended.name)
+    for name in ("metrics.json", "resume.safetensors"):
+        (folder / name).unlink()
+    before = (folder / "last.safetensors").read_bytes()
+    with pytest.raises(RunError, match=r"resume\.safetensors is missing.*--from .*last\.safetensors"):
+        run(
+            runs.recipe_of(folder),
+            tmp_path / "runs",
+            resume_from="auto" if place == "auto" else str(folder),
+        )
+    assert (folder / "last.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"half a model"])
+def test_a_better_model_that_is_damaged_is_taken_away(ended: Path, tmp_path: Path, content: bytes) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    (folder / "metrics.json").unlink()
+    (folder / "better.safetensors").write_bytes(content)
+    assert run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))[0]["updates"] == 12
+    assert not (folder / "better.safetensors").exists()
+
+
 def test_a_training_state_is_no_start(ended: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a model"):
         run(runs.recipe_of(ended), tmp_path, start_from=ended / "resume.safetensors", resume_from="auto")

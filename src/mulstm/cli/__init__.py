@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from mulstm import __version__, console
+from mulstm.cli._ending import leaving
 from mulstm.errors import MulstmError
 
 # How torch says it of a CPU.
@@ -110,7 +111,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     _open_streams()
     try:
-        app(args=given, prog_name="mulstm")
+        with leaving():
+            app(args=given, prog_name="mulstm")
     except SystemExit as end:
         # Of a pipe whose other end is closed Typer makes a 1.
         sys.exit(141 if isinstance(end.__context__, BrokenPipeError) else end.code)

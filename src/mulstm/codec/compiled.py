@@ -5,14 +5,17 @@ Import this module only where numba is installed: `kernels.find` does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
+from numba import config, njit
 
 from mulstm.codec.integer import ACT_MOST
 from mulstm.codec.tables import EXP_END, SIGMOID_END, TANH_END
+from mulstm.data.store import cache_folder
+from mulstm.errors import DataError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = Any  # numpy arrays; numba makes a version for each type it meets
@@ -23,11 +26,33 @@ _HALF = 1 << 23
 _MOST_MX, _MOST_C = 32767, (1 << 31) - 1
 
 
-def compiled(function: F) -> F:
-    """Machine code that is kept for the next run where the folder can be written."""
+def is_kept() -> bool:
+    """Whether machine code is kept for the next run: in our cache, unless NUMBA_CACHE_DIR names a folder.
+
+    numba's files are pickles, so ours must be a folder that nobody else can write to.
+    """
+    if config.CACHE_DIR:
+        return True
     try:
-        return cast(F, njit(cache=True, error_model="numpy", nogil=True)(function))
-    except RuntimeError:  # numba looks for a folder at once, and finds none
+        folder = cache_folder() / "numba"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except (OSError, DataError):
+        return False
+    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+        return False
+    config.CACHE_DIR = str(folder)
+    return True
+
+
+_KEPT = is_kept()
+
+
+def compiled(function: F) -> F:
+    """Machine code."""
+    try:
+        return cast(F, njit(cache=_KEPT, error_model="numpy", nogil=True)(function))
+    except RuntimeError:  # numba looks for a folder at once, and finds none that it can write to
         return cast(F, njit(error_model="numpy", nogil=True)(function))
 
 

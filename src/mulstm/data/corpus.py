@@ -220,7 +220,8 @@ def _unpacked(path: Path) -> Path:
     if path.suffix.lower() not in store.PACKED:
         return path
     name = path.stem.removesuffix(".tar")
-    target = store.cache_folder() / "unpacked" / f"{store.key_of(path)}-{name}"
-    if not target.is_file():
+    target = store.cache_folder() / "unpacked" / f"{store.key_of(path)}-{name[-50:]}"
+    if not store.is_sound(target):
         store.unpack(path, target, name)
+        store.seal(target)
     return target

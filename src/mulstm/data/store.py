@@ -8,26 +8,37 @@ import gzip
 import hashlib
 import lzma
 import os
+import secrets
+import shutil
 import tarfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from mulstm import __version__
+from mulstm import __version__, files
 from mulstm.data.known import File, Known
 from mulstm.errors import DataError
 
 PACKED = (".xz", ".gz", ".bz2", ".zip", ".tgz", ".tar")
 BLOCK = 1 << 20
-# RuntimeError is zipfile's for a member that is encrypted or packed in an unknown way.
-DAMAGED = (lzma.LZMAError, zlib.error, EOFError, zipfile.BadZipFile, tarfile.TarError, RuntimeError)
+# RuntimeError is zipfile's for a member that is encrypted or packed in an unknown way, ValueError tarfile's
+# for headers that make no sense.
+DAMAGED = (
+    *(lzma.LZMAError, zlib.error, EOFError, zipfile.BadZipFile, tarfile.TarError),
+    *(RuntimeError, ValueError, OverflowError),
+)
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/mulstm."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mulstm"
+    """$XDG_CACHE_HOME/mulstm; what that names must not depend on where one stands."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        return (named if named.is_absolute() else Path.home() / ".cache") / "mulstm"
+    except RuntimeError:  # an account without a home
+        raise DataError("There is no home folder for the cache. Set XDG_CACHE_HOME to a folder.") from None
 
 
 def key_of(file: Path, *more: str) -> str:
@@ -79,8 +90,7 @@ def verify(path: Path, file: File, remedy: str) -> None:
     size = path.stat().st_size
     if size != file.size:
         raise DataError(f"{file.name} has {size:,} bytes, not {file.size:,} ({path}). {remedy}.")
-    with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = _hash(path)
     if found != file.sha256:
         raise DataError(
             f"{file.name} has SHA-256 {found[:12]}..., not {file.sha256[:12]}... ({path}). {remedy}."
@@ -123,28 +133,59 @@ def _pick(path: Path, inside: list[str], member: str) -> str:
 
 def unpack(path: Path, target: Path, member: str, file: File | None = None) -> None:
     """Writes the unpacked bytes to `target`, checked where they are known; all of them or nothing."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name[-50:]}.{os.getpid()}")
     try:
-        with opened(path, member) as source, temporary.open("wb") as sink:
-            while block := source.read(BLOCK):
-                sink.write(block)
-            sink.flush()
-            os.fsync(sink.fileno())
-        if file is not None:
-            verify(temporary, file, "Delete that copy and get another")
-        temporary.replace(target)
-    except (*DAMAGED, OSError) as error:
-        if not isinstance(error, OSError) or error.errno is None:  # gzip and bz2 have none for damage
-            raise DataError(
-                f"{path} cannot be unpacked ({error}). Delete that copy and get another."
-            ) from None
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target.parent)
+        with files.replacing(target) as temporary:
+            _copy(path, member, temporary)
+            if file is not None:
+                verify(temporary, file, "Delete that copy and get another")
+    except (OSError, files.UnwritableError) as error:
+        reason = files.reason_of(error) if isinstance(error, OSError) else error.reason
         raise DataError(
-            f"{path} cannot be unpacked to {target.parent} ({error.strerror or error}). "
+            f"{path} cannot be unpacked to {target.parent} ({reason}). "
             "Make room there, or set XDG_CACHE_HOME to another folder."
         ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def _copy(path: Path, member: str, target: Path) -> None:
+    try:
+        with opened(path, member) as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, BLOCK)
+    except (*DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # gzip and bz2 have none for damage
+            raise
+        raise DataError(f"{path} cannot be unpacked ({error}). Delete that copy and get another.") from None
+
+
+def sweep(folder: Path) -> None:
+    """Takes away what processes that were killed a day ago or earlier left half written."""
+    for left in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - 24 * 3600:
+                left.unlink()
+
+
+def seal(path: Path) -> None:
+    """Keeps a cached file's hash beside it."""
+    files.write_atomic(_seal_of(path), _hash(path))
+
+
+def is_sound(path: Path) -> bool:
+    """Whether a cached file is there and still what it was when it was sealed."""
+    try:
+        return _seal_of(path).read_text() == _hash(path)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _seal_of(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _fetch(file: File, cached: Path, folder: Path | None) -> Path:
@@ -158,8 +199,8 @@ def _fetch(file: File, cached: Path, folder: Path | None) -> Path:
             "Set XDG_CACHE_HOME to another folder, or MULSTM_DATA to one with a copy."
         ) from None
     for address in file.addresses:
-        # Named after the process: another one may be fetching the same.
-        download = downloads / f"{os.getpid()}-{address.rpartition('/')[2]}"
+        # A name of its own: another process may be fetching the same.
+        download = downloads / f"{secrets.token_hex(8)}-{address.rpartition('/')[2]}"
         try:
             _download(address, download)
             unpack(download, cached, file.name, file)

@@ -80,7 +80,8 @@ def markdown(results: Path, drawn: Collection[str] = ()) -> str:
 
 
 def _is_gpu(record: dict[str, Any]) -> bool:
-    return "device" in record.get("machine", {})
+    machine = record.get("machine")
+    return isinstance(machine, dict) and "device" in machine
 
 
 def _panels(rows: Rows) -> list[dict[str, Any]]:
