@@ -202,3 +202,14 @@ def test_state_dicts_of_other_things(tmp_path: Path) -> None:
     torch.save({"W": torch.eye(3).to_sparse()}, path)
     with pytest.raises(CheckpointError, match=r"W is a sparse or quantised tensor\. Save a plain one"):
         tape.read(path)
+
+
+@pytest.mark.parametrize("number", ["99999999999", "9" * 5_000, "0" * 5_000, "99"], ids=lambda n: str(len(n)))
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("unirep", "mlstm.{}.wmh"), ("nvidia", "rnns.{}.x"), ("torchrecurrent", "layer.cells.{}.weight_ih")],
+)
+def test_a_layer_that_cannot_be(name: str, key: str, number: str) -> None:
+    make, read, _ = READERS[name]
+    with pytest.raises(CheckpointError, match=r"^file: .{9,80} is of layer \d{2,20}, but only \d+ arrays"):
+        read(make().arrays | {key.format(number): np.zeros((6, 6), np.float32)})

@@ -19,6 +19,7 @@ from mulstm.interop.weights import (
     checked,
     existing,
     from_order,
+    layer_count,
     layer_recipe,
     require,
     sha256,
@@ -84,7 +85,7 @@ def layers_from_arrays(found: dict[str, AnyArray], where: str) -> tuple[dict[str
     if len({match["prefix"] for match in matches.values()}) > 1:
         raise CheckpointError(f"{where} holds several recurrent layers. Save the state dict of one of them.")
     plain = {f"cells.{m['layer']}.{m['name']}": found[key] for key, m in matches.items()}
-    layers = 1 + max((int(match["layer"]) for match in matches.values()), default=0)
+    layers = layer_count({key: match["layer"] for key, match in matches.items()}, where)
     inputs = axis_size(plain, "cells.0.weight_ih", 1, 2, where)
     H = axis_size(plain, "cells.0.weight_hh", 0, 2, where)
     shapes: dict[str, tuple[int, ...]] = {}

@@ -182,6 +182,18 @@ def axis_size(found: Mapping[str, AnyArray], key: str, axis: int, ndim: int, whe
     return int(found[key].shape[axis])
 
 
+def layer_count(numbers: Mapping[str, str], where: str) -> int:
+    """How many layers there are, from the layer's number in each key that has one."""
+    for key, digits in numbers.items():
+        # Every layer has arrays of its own, so a higher number is a fault, and nobody is to count up to it.
+        if len(digits) > 9 or int(digits) >= len(numbers):
+            raise CheckpointError(
+                f"{where}: {key:.80} is of layer {digits:.20}, but only {len(numbers)} arrays are of layers. "
+                "Check that the file is whole and of the format named."
+            )
+    return 1 + max(map(int, numbers.values()), default=0)
+
+
 def sha256(path: Path) -> str:
     """Of a file's bytes; of a folder, over its sorted names and their hashes."""
     if path.is_dir():
