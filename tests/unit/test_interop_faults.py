@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import zipfile
@@ -276,3 +277,47 @@ def test_pipes_and_devices_are_not_read(name: str, inside: str, tmp_path: Path) 
 def test_a_folder_with_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9")).touch()
     assert len(sha256(tmp_path)) == 64
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(1).expand(1 << 30, 1 << 30),  # a small file that would fill any memory
+        lambda: torch.ones(2, device="meta"),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["expanded", "meta", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_of_odd_kinds(make: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(CheckpointError, match=r"^file: W is no plain tensor \(.*\)\. Save a contiguous one"):
+        torchfile.as_arrays({"W": make()}, "file")
+
+
+def test_tensors_whose_signs_were_put_off() -> None:
+    tensor = torch.tensor([1 + 2j]).conj()
+    found = torchfile.as_arrays({"conj": tensor, "neg": tensor.imag}, "file")
+    assert (found["conj"].tolist(), found["neg"].tolist()) == ([1 - 2j], [-2])
+    with pytest.raises(CheckpointError, match="should be float32 but is complex64"):
+        unirep.from_arrays(
+            foreign.unirep().arrays | {"mlstm.0.b": found["conj"].repeat(24)}, "unirep", "file"
+        )
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", os.fsdecode(b"\xff.safetensors")], ids=["text", "no-text"])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"),
+    [
+        ("F32", [1] * 200, 4),
+        ("F32", [0, 2**62], 0),
+        ("F32", [0, 2**63], 0),
+        ("F4", [2], 1),
+        ("F8_E8M0", [2], 2),
+    ],
+    ids=["axes", "empty", "overflow", "4-bit", "8-bit"],
+)
+def test_odd_safetensors(name: str, dtype: str, shape: list[int], size: int, tmp_path: Path) -> None:
+    head = json.dumps({"W": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
+    (tmp_path / name).write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
+    with pytest.raises(CheckpointError, match=r"safetensors( is not a readable|: W is no plain|: .*missing)"):
+        tape.read(tmp_path / name)
