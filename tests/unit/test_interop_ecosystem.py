@@ -100,7 +100,7 @@ def test_folders_that_do_not_hold_together(tmp_path: Path, capsys: pytest.Captur
     (folder / "config.json").write_text(json.dumps(config | {"surprise": 1}))
     with pytest.raises(CheckpointError, match="surprise differ"):
         hub.from_pretrained(folder)
-    for damaged in ("[1, 2]", "3", "[" * 20_000, "{"):
+    for damaged in ("[1, 2]", "[[1, 2]]", "3", "[" * 20_000, "{"):
         (folder / "config.json").write_text(damaged)
         with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
             hub.from_pretrained(folder)

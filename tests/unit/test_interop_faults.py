@@ -321,3 +321,11 @@ def test_odd_safetensors(name: str, dtype: str, shape: list[int], size: int, tmp
     (tmp_path / name).write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
     with pytest.raises(CheckpointError, match=r"safetensors( is not a readable|: W is no plain|: .*missing)"):
         tape.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("keys", ["x", ["x"], 3, {"layer": 3, "embedding": ["x"], "head": {}, "bias": None}])
+def test_names_in_a_description_that_are_none(keys: object) -> None:
+    weights = torchrecurrent.from_arrays(foreign.torchrecurrent().arrays, "file")
+    weights.source["keys"] = keys
+    found = set(torchrecurrent.to_arrays(weights))
+    assert {"embedding.weight", "rnn.cells.0.weight_ih", "head.weight", "head.bias"} <= found

@@ -124,7 +124,7 @@ def write(weights: Weights, path: str | Path) -> None:
 def to_arrays(weights: Weights) -> dict[str, Array]:
     """Our arrays in torchrecurrent's names; all of our gate bias goes into bias_mh."""
     require(weights, "torchrecurrent")
-    keys = dict(weights.source.get("keys") or {})
+    keys = _source_keys(weights)
     theirs: dict[str, Array] = {}
     if weights.recipe.embedding:
         theirs[keys.get("embedding") or "embedding.weight"] = weights.embedding()
@@ -142,6 +142,12 @@ def to_arrays(weights: Weights) -> dict[str, Array]:
     if weights.recipe.output_bias:
         theirs[keys.get("bias") or "head.bias"] = b_out
     return theirs
+
+
+def _source_keys(weights: Weights) -> dict[str, str]:
+    """The names that the parts came with; a checkpoint's description may hold anything under this one."""
+    keys = weights.source.get("keys")
+    return {k: v for k, v in keys.items() if isinstance(v, str)} if isinstance(keys, dict) else {}
 
 
 def _prefix(found: dict[str, AnyArray]) -> str:
