@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,17 @@ def test_files(suffix: str, made: foreign.Foreign, proteins: list[str], tmp_path
         assert len(row["h"]) == len(protein)
         np.testing.assert_allclose(row["h"], h[1:], atol=2e-6)
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".jsonl", ".parquet"])
+def test_a_name_that_is_no_text(suffix: str, made: foreign.Foreign, tmp_path: Path) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    out = tmp_path / os.fsdecode(b"caf\xe9" + suffix.encode())
+    embed_file(loaded, [Record("a", b"MKT")], out, wanted=Wanted(positions=True))
+    assert list(tmp_path.iterdir()) == [out]
+    assert [row["id"] for row in read_rows(out.rename(tmp_path / f"r{suffix}"))] == ["a"]
 
 
 def read_rows(path: Path) -> list[dict[str, object]]:

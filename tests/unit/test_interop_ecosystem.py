@@ -100,7 +100,7 @@ def test_folders_that_do_not_hold_together(tmp_path: Path, capsys: pytest.Captur
     (folder / "config.json").write_text(json.dumps(config | {"surprise": 1}))
     with pytest.raises(CheckpointError, match="surprise differ"):
         hub.from_pretrained(folder)
-    for damaged in ("[1, 2]", "3", "[" * 20_000, "{"):
+    for damaged in ("[1, 2]", "[[1, 2]]", "3", "[" * 20_000, "{"):
         (folder / "config.json").write_text(damaged)
         with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
             hub.from_pretrained(folder)
@@ -217,6 +217,8 @@ def test_the_onnx_step_leaves_the_model_as_it_is(tmp_path: Path) -> None:
     loaded.model.double().precision = "bf16"
     onnx.write(loaded, tmp_path / "step.onnx")
     assert (loaded.model.W_out.dtype, loaded.model.precision) == (torch.float64, "bf16")
+    with pytest.raises(CheckpointError, match=r"\.onnx is no UTF-8, and ONNX can hold no other path"):
+        onnx.write(loaded, tmp_path / os.fsdecode(b"caf\xe9.onnx"))
     loaded.meta["source"]["head"] = False
     with pytest.raises(CheckpointError, match="without its output layer"):
         onnx.write(loaded, tmp_path / "none.onnx")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from mulstm import interop
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
 from mulstm.interop import chainer, npz, nvidia, openai, tape, torchfile, torchrecurrent, unirep
+from mulstm.interop.weights import sha256
 
 READERS: dict[str, tuple[Callable[[], foreign.Foreign], Callable[[Any], Any], str]] = {
     "unirep": (foreign.unirep, lambda a: unirep.from_arrays(a, "unirep", "file"), "mlstm.0.wx"),
@@ -202,3 +206,126 @@ def test_state_dicts_of_other_things(tmp_path: Path) -> None:
     torch.save({"W": torch.eye(3).to_sparse()}, path)
     with pytest.raises(CheckpointError, match=r"W is a sparse or quantised tensor\. Save a plain one"):
         tape.read(path)
+
+
+@pytest.mark.parametrize("number", ["99999999999", "9" * 5_000, "0" * 5_000, "99"], ids=lambda n: str(len(n)))
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("unirep", "mlstm.{}.wmh"), ("nvidia", "rnns.{}.x"), ("torchrecurrent", "layer.cells.{}.weight_ih")],
+)
+def test_a_layer_that_cannot_be(name: str, key: str, number: str) -> None:
+    make, read, _ = READERS[name]
+    with pytest.raises(CheckpointError, match=r"^file: .{9,80} is of layer \d{2,20}, but only \d+ arrays"):
+        read(make().arrays | {key.format(number): np.zeros((6, 6), np.float32)})
+
+
+HEADER = "{{'descr': '<f4', 'fortran_order': False, 'shape': ({},)}}"
+
+
+def as_npy(header: str) -> bytes:
+    return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + bytes(4)
+
+
+SHAPES = ("10**30", 10**30, True, -1, 2, 10**10, f"0, {2**62}", "1, " * 199 + "1")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b"PK\3\4 no archive", b"", b"\x93NUMPY\x09\0"),
+        *map(as_npy, ("{1: 2, 'a': 3}", "{[]: 1}", "-" * 9_000 + "1", "\0")),
+        *(as_npy(HEADER.format(shape)) for shape in SHAPES),
+    ],
+    ids=range(15),
+)
+def test_damaged_headers(damaged: bytes, tmp_path: Path) -> None:
+    single, archive = tmp_path / "0.npy", tmp_path / "w.npz"
+    single.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match=r"0\.npy is (not a readable \.npy file|an archive)"):
+        npz.read_npy(single)
+    with zipfile.ZipFile(archive, "w") as whole:
+        whole.writestr("embedding.npy", damaged)
+    with pytest.raises(CheckpointError, match=r"w\.npz is not a readable \.npz archive"):
+        npz.read_npz(archive)
+
+
+def test_an_archive_is_not_unpacked_to_much_more_than_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "w.npz"
+    np.savez_compressed(path, **foreign.unirep().arrays)
+    assert npz.read_npz(path).keys() == foreign.unirep().arrays.keys()
+    np.savez_compressed(path, embedding=np.zeros(17 << 20, np.float32))
+    with pytest.raises(CheckpointError, match=r"has [\d,]{6,7} bytes and would unpack to 71,303,\d+, as no"):
+        npz.read_npz(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("embedding.npy", as_npy(HEADER.format(1)))
+    with pytest.raises(CheckpointError, match="compressed in a way that numpy does not write"):
+        npz.read_npz(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [(name, "") for name in interop.FORMATS]
+    + [("openai", "0.npy"), ("unirep", "model_weights.npz"), ("tape", "pytorch_model.bin")],
+)
+def test_pipes_and_devices_are_not_read(name: str, inside: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / (inside or "pipe"))
+    for path in (tmp_path,) if inside else (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(CheckpointError, match=r"is no plain file\. Give the path of one"):
+            interop.read(name, path)
+
+
+def test_a_folder_with_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9")).touch()
+    assert len(sha256(tmp_path)) == 64
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(1).expand(1 << 30, 1 << 30),  # a small file that would fill any memory
+        lambda: torch.ones(2, device="meta"),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["expanded", "meta", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_of_odd_kinds(make: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(CheckpointError, match=r"^file: W is no plain tensor \(.*\)\. Save a contiguous one"):
+        torchfile.as_arrays({"W": make()}, "file")
+
+
+def test_tensors_whose_signs_were_put_off() -> None:
+    tensor = torch.tensor([1 + 2j]).conj()
+    found = torchfile.as_arrays({"conj": tensor, "neg": tensor.imag}, "file")
+    assert (found["conj"].tolist(), found["neg"].tolist()) == ([1 - 2j], [-2])
+    with pytest.raises(CheckpointError, match="should be float32 but is complex64"):
+        unirep.from_arrays(
+            foreign.unirep().arrays | {"mlstm.0.b": found["conj"].repeat(24)}, "unirep", "file"
+        )
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", os.fsdecode(b"\xff.safetensors")], ids=["text", "no-text"])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"),
+    [
+        ("F32", [1] * 200, 4),
+        ("F32", [0, 2**62], 0),
+        ("F32", [0, 2**63], 0),
+        ("F4", [2], 1),
+        ("F8_E8M0", [2], 2),
+    ],
+    ids=["axes", "empty", "overflow", "4-bit", "8-bit"],
+)
+def test_odd_safetensors(name: str, dtype: str, shape: list[int], size: int, tmp_path: Path) -> None:
+    head = json.dumps({"W": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
+    (tmp_path / name).write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
+    with pytest.raises(CheckpointError, match=r"safetensors( is not a readable|: W is no plain|: .*missing)"):
+        tape.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("keys", ["x", ["x"], 3, {"layer": 3, "embedding": ["x"], "head": {}, "bias": None}])
+def test_names_in_a_description_that_are_none(keys: object) -> None:
+    weights = torchrecurrent.from_arrays(foreign.torchrecurrent().arrays, "file")
+    weights.source["keys"] = keys
+    found = set(torchrecurrent.to_arrays(weights))
+    assert {"embedding.weight", "rnn.cells.0.weight_ih", "head.weight", "head.bias"} <= found

@@ -92,7 +92,8 @@ def _parquet(store: Store, path: Path) -> None:
     fields = [("id", pyarrow.string())]
     fields += [(name, pyarrow.list_(vector) if name == "h" else vector) for name in names(store.widths)]
     schema, ids = pyarrow.schema(fields), store.ids()
-    with parquet.ParquetWriter(path, schema) as writer:
+    # Opened here, because pyarrow opens none whose name is no UTF-8.
+    with path.open("wb") as file, parquet.ParquetWriter(file, schema) as writer:
         for low, high in _groups(store):
             columns = [pyarrow.array(islice(ids, high - low), pyarrow.string())]
             columns += [_lists(store, name, low, high) for name in names(store.widths)]

@@ -13,6 +13,7 @@ from mulstm import recipe as recipes
 from mulstm.checkpoint import Checkpoint
 from mulstm.errors import CheckpointError, ExtraError
 from mulstm.files import filling, write_atomic
+from mulstm.tensorfile import as_object
 
 MODEL, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _LICENCES = {"CC BY-NC 4.0": "cc-by-nc-4.0", "MIT": "mit"}
@@ -52,7 +53,7 @@ def from_pretrained(
         raise CheckpointError(f"There is no {MODEL} in {place}. Give a folder that save_pretrained wrote.")
     loaded = checkpoint.load(place / MODEL, device)
     try:
-        stated = dict(json.loads((place / CONFIG).read_text(encoding="utf-8")))
+        stated = as_object(json.loads((place / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{place / CONFIG} cannot be read ({error}). Save the model again.") from error
     expected = json.loads(json.dumps(_config(loaded)))

@@ -21,6 +21,7 @@ from mulstm.interop.weights import (
     checked,
     existing,
     from_order,
+    layer_count,
     layer_recipe,
     require,
     sha256,
@@ -49,7 +50,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
             f"{where}: {projected[0]} is a projected output, which this cell does not have. "
             "Import a model trained without a projection."
         )
-    layers = 1 + max((int(m[1]) for k in found if (m := re.match(r"rnns\.(\d+)\.", k))), default=0)
+    layers = layer_count({k: m[1] for k in found if (m := re.match(r"rnns\.(\d+)\.", k))}, where)
     N, E = axis_size(found, "encoder.weight", 0, 2, where), axis_size(found, "encoder.weight", 1, 2, where)
     if N not in (BYTES, BYTES + 1):
         raise CheckpointError(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mulstm.checkpoint import Checkpoint
-from mulstm.errors import CheckFailedError, ExtraError
+from mulstm.errors import CheckFailedError, CheckpointError, ExtraError
 from mulstm.nn.model import LanguageModel
 from mulstm.ops.reference import State
 
@@ -46,6 +46,7 @@ def write(loaded: Checkpoint, path: Path) -> list[Path]:
     """
     loaded.require_head()
     _require("onnx", "onnxscript", "onnxruntime")
+    _require_text(path)
     step = Step(loaded.model)
     example = _example(step.model, 2)
     batch = torch.export.Dim("batch")
@@ -126,6 +127,16 @@ def _example(model: LanguageModel, B: int) -> tuple[Tensor, Tensor, Tensor]:
         torch.stack([s.h for s in states]),
         torch.stack([s.c for s in states]),
     )
+
+
+def _require_text(path: Path) -> None:
+    """The model holds the name of the file with its weights, as UTF-8."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"{path.absolute()} is no UTF-8, and ONNX can hold no other path. Give another one."
+        ) from None
 
 
 def _require(*packages: str) -> None:

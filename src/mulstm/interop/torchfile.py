@@ -16,7 +16,7 @@ import torch
 from mulstm.errors import CheckpointError
 from mulstm.files import write_atomic
 from mulstm.interop.weights import AnyArray
-from mulstm.tensorfile import tensors_in
+from mulstm.tensorfile import UNREADABLE, tensors_in
 
 
 def load(path: Path) -> Any:
@@ -34,9 +34,8 @@ def load(path: Path) -> Any:
             "you trust it, keep only the dictionaries of tensors, and save those with torch.save."
         ) from error
     except Exception as error:  # bytes that are no pickle can make its reader stumble over anything
-        first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise CheckpointError(
-            f"{path} is not a readable torch file ({first}). Check that it was copied whole."
+            f"{path} is not a readable torch file ({_first_line(error)}). Check that it was copied whole."
         ) from error
 
 
@@ -45,9 +44,10 @@ def _safetensors(path: Path) -> Any:
 
     try:
         return tensors_in(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError, *UNREADABLE) as error:
         raise CheckpointError(
-            f"{path} is not a readable safetensors file ({error}). Check that it was copied whole."
+            f"{path} is not a readable safetensors file ({_first_line(error)}). "
+            "Check that it was copied whole."
         ) from error
 
 
@@ -71,9 +71,24 @@ def as_arrays(tensors: Mapping[str, Any], where: str) -> dict[str, AnyArray]:
             raise CheckpointError(
                 f"{where}: {key} is a sparse or quantised tensor. Save a plain one (to_dense, dequantize)."
             )
-        small = tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64)
-        arrays[key] = (tensor.detach().float() if small else tensor.detach()).numpy()
+        try:
+            arrays[key] = _array(tensor)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{where}: {key} is no plain tensor ({_first_line(error)}). "
+                "Save a contiguous one of float32 on the CPU."
+            ) from error
     return arrays
+
+
+def _array(tensor: torch.Tensor) -> AnyArray:
+    if tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise ValueError("it repeats its numbers")  # and could do so until the memory is full
+    small = tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64)
+    array: AnyArray = (tensor.float() if small else tensor).numpy(
+        force=True
+    )  # what conj and neg put off is done
+    return array
 
 
 def as_tensors(arrays: Mapping[str, AnyArray]) -> dict[str, torch.Tensor]:
@@ -93,6 +108,10 @@ def mapping(value: Any, name: str, where: str) -> Mapping[str, Any]:
             f"{where}: {name} has keys that are no names. Check that the file is of the format named."
         )
     return value
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 def _named_type(message: str) -> str:

@@ -19,6 +19,7 @@ from mulstm.interop.weights import (
     checked,
     existing,
     from_order,
+    layer_count,
     layer_recipe,
     require,
     sha256,
@@ -84,7 +85,7 @@ def layers_from_arrays(found: dict[str, AnyArray], where: str) -> tuple[dict[str
     if len({match["prefix"] for match in matches.values()}) > 1:
         raise CheckpointError(f"{where} holds several recurrent layers. Save the state dict of one of them.")
     plain = {f"cells.{m['layer']}.{m['name']}": found[key] for key, m in matches.items()}
-    layers = 1 + max((int(match["layer"]) for match in matches.values()), default=0)
+    layers = layer_count({key: match["layer"] for key, match in matches.items()}, where)
     inputs = axis_size(plain, "cells.0.weight_ih", 1, 2, where)
     H = axis_size(plain, "cells.0.weight_hh", 0, 2, where)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -123,7 +124,7 @@ def write(weights: Weights, path: str | Path) -> None:
 def to_arrays(weights: Weights) -> dict[str, Array]:
     """Our arrays in torchrecurrent's names; all of our gate bias goes into bias_mh."""
     require(weights, "torchrecurrent")
-    keys = dict(weights.source.get("keys") or {})
+    keys = _source_keys(weights)
     theirs: dict[str, Array] = {}
     if weights.recipe.embedding:
         theirs[keys.get("embedding") or "embedding.weight"] = weights.embedding()
@@ -141,6 +142,12 @@ def to_arrays(weights: Weights) -> dict[str, Array]:
     if weights.recipe.output_bias:
         theirs[keys.get("bias") or "head.bias"] = b_out
     return theirs
+
+
+def _source_keys(weights: Weights) -> dict[str, str]:
+    """The names that the parts came with; a checkpoint's description may hold anything under this one."""
+    keys = weights.source.get("keys")
+    return {k: v for k, v in keys.items() if isinstance(v, str)} if isinstance(keys, dict) else {}
 
 
 def _prefix(found: dict[str, AnyArray]) -> str:

