@@ -234,6 +234,15 @@ def test_usage(call: Call) -> None:
     told(call("evaluate"), 2, "model")
 
 
+def test_usage_errors_do_not_command_the_terminal(call: Call) -> None:
+    told(call("decompress", "model", "file\x1b]0;PWN\x07"), 2, "file\ufffd]0;PWN\ufffd does not end in .mul")
+    for words in (["\x1b[2J"], ["--\x1b[2J"], ["train", "--\x1b[2J"]):
+        answer = call(*words)
+        assert answer.code == 2
+        assert "[2J" in answer.err
+        assert "\x1b" not in answer.err
+
+
 def test_places_that_cannot_be_written(call: Call, text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     told(call("train", text_file, "--runs-dir", tmp_path / "file", *settings()), 3, "file")

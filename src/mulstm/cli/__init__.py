@@ -6,6 +6,7 @@ help, or a Typer `app` with commands of its own. It imports nothing heavy until 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pkgutil
 import sys
@@ -22,6 +23,9 @@ from mulstm.errors import MulstmError
 
 # How torch says it of a CPU.
 NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+
+# What is wrong with the words of a command line. Typer exports the kinds of it alone.
+USAGE: Any = typer.BadParameter.__base__
 
 
 class _Commands(MutableMapping[str, Any]):
@@ -53,6 +57,24 @@ class _Group(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _Commands()
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with _told_cleanly():
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _told_cleanly():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _told_cleanly() -> Iterator[None]:
+    """What Typer tells by itself, a usage error, is made fit for a terminal too."""
+    try:
+        yield
+    except USAGE as fault:
+        fault.message = console.printable(fault.message)
+        raise
 
 
 def _public(module: str) -> str:
