@@ -104,6 +104,18 @@ def test_a_circle_of_recipes(tmp_path: Path) -> None:
         recipe.load(itself)
 
 
+def test_a_long_chain_of_recipes(tmp_path: Path) -> None:
+    write(tmp_path, "0.toml", "[train]\nlanes = 3\n")
+    for k in range(1, 1200):
+        write(tmp_path, f"{k}.toml", f'like = "{k - 1}.toml"\n')
+    assert recipe.load(tmp_path / "49.toml").train.lanes == 3
+    for k in (50, 1199):
+        with pytest.raises(
+            RecipeError, match=r"is like more than 50 recipes, .*\. Write some of them in one\."
+        ):
+            recipe.load(tmp_path / f"{k}.toml")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
