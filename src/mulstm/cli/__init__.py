@@ -69,9 +69,12 @@ class _Group(TyperGroup):
 
 @contextlib.contextmanager
 def _told_cleanly() -> Iterator[None]:
-    """What Typer tells by itself, a usage error, is made fit for a terminal too."""
+    """What Typer tells by itself: usage errors, made fit for a terminal, and the user's abort."""
     try:
         yield
+    except EOFError as fault:
+        # Typer would say that the user gave up. Nobody is asked anything here: it is a fault of ours.
+        raise RuntimeError("Something that was read ended too early.") from fault
     except USAGE as fault:
         fault.message = console.printable(fault.message)
         raise
@@ -140,13 +143,18 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         sentence = _sentence(fault)
         if sentence is None or "--debug" in given:
             raise
-        # Of several processes the first speaks for all.
-        if os.environ.get("RANK", "0") == "0":
+        if _speaks():
             console.error(sentence)
         sys.exit(fault.exit_code if isinstance(fault, MulstmError) else 3)
     finally:
         _drop_unwritten()
     sys.exit(0)
+
+
+def _speaks() -> bool:
+    """Of several processes the first speaks for all; so does one whose RANK is no number."""
+    rank = os.environ.get("RANK", "0")
+    return not rank.isdecimal() or not rank.strip("0")
 
 
 def _open_streams() -> None:
@@ -180,5 +188,5 @@ def _sentence(fault: BaseException) -> str | None:
         or type(fault).__name__ == "OutOfMemoryError"
         or any(words in str(fault) for words in NO_MEMORY)
     ):
-        return "Memory ran out. Use fewer lanes or a smaller model, as in --set train.lanes=16."
+        return "Memory ran out. Use a smaller model, or fewer lanes or streams where --help names them."
     return None
