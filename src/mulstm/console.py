@@ -21,7 +21,7 @@ PAINT_EVERY = 0.1
 
 def result(text: str) -> None:
     """A line of what was asked for."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(shown(text) + "\n")
     sys.stdout.flush()
 
 
@@ -34,20 +34,24 @@ def result_json(value: Any) -> None:
 def note(text: str) -> None:
     """A line about what is going on. No work is given up because it cannot be told."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
 
 
 def printable(text: str) -> str:
-    """The text without control characters."""
+    """The text without control characters: names and files hold any, and no terminal is to obey them."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def shown(text: str) -> str:
+    """The text as stdout gets it: unchanged in a file or a pipe, printable on a terminal."""
+    return printable(text) if sys.stdout.isatty() else text
+
+
 def error(text: str) -> None:
-    """The two sentences of a fault. They may quote a file; no terminal is to obey what it holds."""
-    text = printable(text)
+    """The two sentences of a fault."""
     if is_live():
-        _console().print(f"[red]error:[/red] {_escaped(text)}", soft_wrap=True)
+        _console().print(f"[red]error:[/red] {_escaped(printable(text))}", soft_wrap=True)
     else:
         note(f"error: {text}")
 
@@ -145,7 +149,7 @@ class Progress:
         """A line that stays, above the live one."""
         if self._live is not None:
             with contextlib.suppress(OSError):
-                self._live.console.print(_escaped(text), highlight=False)
+                self._live.console.print(_escaped(printable(text)), highlight=False)
         else:
             note(text)
 
@@ -169,7 +173,7 @@ class Progress:
             parts.append(f"{quantity(speed)} {self._unit}/s")
         if speed > 0 and share < 1:
             parts.append(f"{duration((self._total - self._done) / speed)} left")
-        return "  ".join(parts)
+        return printable("  ".join(parts))
 
     def _show(self) -> None:
         self._shown = time.monotonic()
@@ -178,12 +182,13 @@ class Progress:
             return
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         grid = Table.grid(padding=(0, 1))
         grid.add_column()
         grid.add_column(no_wrap=True)
         bar = ProgressBar(self._total or None, min(self._done, self._total), width=16)
-        grid.add_row(bar, self.line())
+        grid.add_row(bar, Text(self.line()))  # of a plain string Rich would take [name] for markup
         with contextlib.suppress(OSError):
             self._live.update(grid, refresh=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from mulstm.errors import BackendError, MulstmError, RunError
 
 CPU = torch.device("cpu")
+TORCHRUN = "Start several processes with torchrun, or unset WORLD_SIZE to train in one."
 
 
 @dataclass(frozen=True)
@@ -140,12 +142,16 @@ def pick(device: str, local_rank: int = 0) -> torch.device:
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[Share]:
     """This process's share, as torchrun's environment says; leaves the group in good order."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    count = _told("WORLD_SIZE", 1, default="1")
     if count == 1:
         yield Share(device=pick(device))
         return
-    where = pick(device, int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    _told("RANK", 0)
+    where = pick(device, _told("LOCAL_RANK", 0, default="0"))
+    try:
+        dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    except (ValueError, RuntimeError) as fault:  # the first process has no address, or is not there
+        raise BackendError(f"The {count} processes could not be joined ({fault}). {TORCHRUN}") from fault
     try:
         yield Share(dist.get_rank(), count, where)
     except MulstmError:
@@ -153,6 +159,18 @@ def joined(device: str) -> Iterator[Share]:
         raise
     else:
         _part()
+
+
+def _told(name: str, least: int, default: str | None = None) -> int:
+    """A number that torchrun puts into the environment."""
+    text = os.environ.get(name, default)
+    if text is None:
+        raise BackendError(
+            f"WORLD_SIZE says that there are more processes, and {name} is not set. {TORCHRUN}"
+        )
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
+        raise BackendError(f"{name} is {text!r}, and not a whole number from {least} on. {TORCHRUN}")
+    return int(text)
 
 
 def _part() -> None:

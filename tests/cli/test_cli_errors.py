@@ -234,6 +234,15 @@ def test_usage(call: Call) -> None:
     told(call("evaluate"), 2, "model")
 
 
+def test_usage_errors_do_not_command_the_terminal(call: Call) -> None:
+    told(call("decompress", "model", "file\x1b]0;PWN\x07"), 2, "file\ufffd]0;PWN\ufffd does not end in .mul")
+    for words in (["\x1b[2J"], ["--\x1b[2J"], ["train", "--\x1b[2J"]):
+        answer = call(*words)
+        assert answer.code == 2
+        assert "[2J" in answer.err
+        assert "\x1b" not in answer.err
+
+
 def test_places_that_cannot_be_written(call: Call, text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     told(call("train", text_file, "--runs-dir", tmp_path / "file", *settings()), 3, "file")
@@ -277,6 +286,19 @@ def test_our_own_faults_show_where(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.run(["recipes"])
 
 
+def test_an_end_that_comes_too_early_is_not_the_users_abort(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise EOFError
+
+    monkeypatch.setattr(recipe, "names", fail)
+    with pytest.raises(RuntimeError, match="ended too early") as caught:
+        cli.run(["recipes"])
+    assert isinstance(caught.value.__cause__, EOFError)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     with pytest.raises(RecipeError):
         cli.run(["--debug", "train", "nosuch/recipe"])
@@ -285,6 +307,31 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_only_the_first_process_speaks(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     assert call("train", "nosuch/recipe") == (3, "", "")
+    monkeypatch.setenv("RANK", "x")
+    told(call("train", "nosuch/recipe"), 3, "nosuch/recipe")
+
+
+def test_a_group_that_is_none(
+    call: Call, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for count, words in (("abc", "WORLD_SIZE is 'abc'"), ("2", "RANK is not set")):
+        monkeypatch.setenv("WORLD_SIZE", count)
+        given = [*settings(), "--runs-dir", tmp_path / "runs", "--device", "cpu"]
+        told(call("train", text_file, *given), 3, words, "torchrun")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_advice_for_every_command_where_memory_runs_out(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoint, "load", fail)
+    for words in ("score model text", "embed model text -o x.npz", "sample model", "evaluate model"):
+        answer = call(*words.split())
+        told(answer, 3, "Memory ran out. Use a smaller model")
+        assert "--set" not in answer.err
 
 
 def test_a_model_that_gives_no_numbers(call: Call, trained: Path, text_file: Path, tmp_path: Path) -> None:

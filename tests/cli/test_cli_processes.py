@@ -6,9 +6,11 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -178,6 +180,24 @@ def test_the_page_ends_at_a_signal_while_a_text_is_drawn(
     request = urllib.request.Request(f"{address}continue", asked, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert "text" in json.loads(answer.readline())
+        process.send_signal(number)
+        done = ended(process)
+    assert done == (code, "", "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_the_page_ends_quietly_while_a_request_is_unfinished(
+    trained: Path, number: signal.Signals, code: int
+) -> None:
+    pytest.importorskip("uvicorn", reason="the demo extra is not installed")
+    process = start("demo", trained, "--port", "0")
+    assert process.stdout is not None
+    port = urllib.parse.urlsplit(process.stdout.readline().split()[0]).port
+    lines = ["POST /read HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 99"]
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        # The server asks for the rest, so the request is under way.
+        slow.sendall("\r\n".join([*lines, "Expect: 100-continue", "", ""]).encode())
+        assert b"100 Continue" in slow.recv(99)
         process.send_signal(number)
         done = ended(process)
     assert done == (code, "", "")

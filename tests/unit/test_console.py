@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -176,6 +177,38 @@ def test_decimals(value: float, text: str) -> None:
     assert console.decimal(value, 2) == text
 
 
-def test_an_error_does_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    console.error("no record \x1b[2Jname\x07\u202e. Give\tanother.\nOr none.")
-    assert capsys.readouterr().err == "error: no record \ufffd[2Jname\ufffd\ufffd. Give\tanother.\nOr none.\n"
+@pytest.mark.parametrize("tell", [console.error, console.note, Progress(9).note])
+def test_what_is_told_does_not_command_the_terminal(
+    tell: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell("no record \x1b[2Jname\x07\u202e. Give\tanother.\nOr none.")
+    told = capsys.readouterr().err.removeprefix("error: ")
+    assert told == "no record \ufffd[2Jname\ufffd\ufffd. Give\tanother.\nOr none.\n"
+
+
+def test_labels_and_notes_do_not_command_a_live_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    with Progress(1000, label="\x1b]0;PWN\x07") as progress:
+        progress.note("in runs/\x1b]0;PWN\x07")
+        progress.update(1000, corpus="\x1b]0;PWN\x07")
+    assert stream.getvalue().count("\ufffd]0;PWN\ufffd") >= 3
+    assert "\x1b]" not in stream.getvalue()
+    assert "\x07" not in stream.getvalue()
+
+
+def test_a_label_is_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    train(Progress(1000, label="a[/b][red]"))
+    assert "a[/b][red]" in stream.getvalue()
+
+
+def test_results_command_no_terminal_and_are_whole_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.result("a\x1b[2J\nb\r")
+    assert capsys.readouterr().out == "a\x1b[2J\nb\r\n"
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    console.result("a\x1b[2J\nb\r")
+    console.table(["d"], [["\x1be"]])
+    assert stream.getvalue() == "a\ufffd[2J\nb\ufffd\nd\n--\n\ufffde\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -214,6 +216,17 @@ def test_reading_and_going_on_by_the_server(port: int, loaded: Checkpoint) -> No
     assert (status, "".join(lines)) == (200, "".join(Reader(loaded).go_on("ab", how)))
 
 
+def test_facts_that_json_has_no_word_for(loaded: Checkpoint) -> None:
+    name = Path(os.fsdecode(b"runs/caf\xe9"))
+    for found in (float("nan"), float("inf"), 10**400, "1.2", None):
+        told = app.facts(replace(loaded, meta={"metrics": {"test_bits_per_char": found}}), name)
+        assert (told["name"], told["test_bits_per_char"]) == ("runs/caf\ufffd", None)
+        json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
+    assert app.facts(replace(loaded, meta={"metrics": [1]}), name)["test_bits_per_char"] is None
+    measured = {"metrics": {"test_bits_per_char": 1.25}}
+    assert app.facts(replace(loaded, meta=measured), name)["test_bits_per_char"] == 1.25
+
+
 @pytest.mark.parametrize(
     ("path", "body", "headers", "status", "sentence"),
     [
@@ -235,9 +248,44 @@ def test_reading_and_going_on_by_the_server(port: int, loaded: Checkpoint) -> No
 def test_what_the_server_refuses(
     port: int, path: str, body: Any, headers: dict[str, str], status: int, sentence: str
 ) -> None:
-    found, answer, _ = ask(port, "POST", path, body, **headers)
+    found, answer, told = ask(port, "POST", path, body, **headers)
     assert found == status
     assert sentence in answer.decode()
+    assert all(told[name] == value for name, value in app.HEADERS.items())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://127.0.0.1:{port}", "Sec_Fetch_Site": "same-origin"}, 200),
+        ({"Host": "localhost:{port}", "Origin": "http://localhost:{port}"}, 200),
+        ({"Sec_Fetch_Site": "none"}, 200),
+        ({"Origin": "https://elsewhere.example"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "https://127.0.0.1:{port}"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+    ],
+)
+def test_pages_from_elsewhere_are_refused(port: int, headers: dict[str, str], status: int) -> None:
+    sent = {name: value.format(port=port) for name, value in headers.items()}
+    for method, path, body in (("POST", "/read", {"text": "a"}), ("GET", "/model", None), ("GET", "/", None)):
+        found, answer, told = ask(port, method, path, body, **sent)
+        assert found == status
+        assert all(told[name] == value for name, value in app.HEADERS.items())
+        assert told["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert status == 200 or "Open the page" in json.loads(answer)["error"]
+
+
+def test_a_fault_of_ours_has_the_headers_too(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Reader, "read", fail)
+    status, _, told = ask(port, "POST", "/read", {"text": "a"})
+    assert status == 500
+    assert all(told[name] == value for name, value in app.HEADERS.items())
 
 
 def test_only_this_machine_is_answered_and_one_port_serves_one(port: int) -> None:

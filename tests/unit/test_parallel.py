@@ -26,6 +26,28 @@ def test_the_gpu_asked_for_becomes_the_current_one(monkeypatch: pytest.MonkeyPat
     assert [device.index for device in current] == [1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE is 'abc', and not a whole number from 1 on"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"WORLD_SIZE": "2"}, "more processes, and RANK is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "x"}, "RANK is 'x', and not a whole number from 0 on"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "The 2 processes could not be joined .*MASTER_ADDR"),
+    ],
+)
+def test_an_environment_that_torchrun_did_not_make(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BackendError, match=rf"{words}.*\. Start several processes with torchrun"):
+        parallel.joined("cpu").__enter__()
+
+
 def test_a_folder_whose_name_is_no_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel.dist, "broadcast", lambda data, src: None)
     name = os.fsdecode(b"runs/caf\xe9")

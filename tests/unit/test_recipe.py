@@ -104,6 +104,18 @@ def test_a_circle_of_recipes(tmp_path: Path) -> None:
         recipe.load(itself)
 
 
+def test_a_long_chain_of_recipes(tmp_path: Path) -> None:
+    write(tmp_path, "0.toml", "[train]\nlanes = 3\n")
+    for k in range(1, 1200):
+        write(tmp_path, f"{k}.toml", f'like = "{k - 1}.toml"\n')
+    assert recipe.load(tmp_path / "49.toml").train.lanes == 3
+    for k in (50, 1199):
+        with pytest.raises(
+            RecipeError, match=r"is like more than 50 recipes, .*\. Write some of them in one\."
+        ):
+            recipe.load(tmp_path / f"{k}.toml")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -145,6 +157,14 @@ def test_missing_recipes_name_the_nearest(tmp_path: Path) -> None:
         recipe.load(write(tmp_path, "like.toml", "like = 3\n"))
 
 
+@pytest.mark.parametrize("key", ["name", "title"])
+def test_names_that_would_command_a_terminal(key: str) -> None:
+    for text in ("\x1b]0;PWN\x07x", "a\nb", "\x7f", "\x9b2J"):
+        with pytest.raises(RecipeError, match=f"{key} = .* must be free of control characters"):
+            recipe.from_dict({key: text})
+    assert getattr(recipe.from_dict({key: "caf\u00e9\u00a0[2J"}), key) == "caf\u00e9\u00a0[2J"
+
+
 @pytest.mark.parametrize("name", ["/etc", "..", "../x", "a/../../x", "a/.", "a\0b"])
 def test_names_that_would_leave_the_runs_folder(name: str) -> None:
     with pytest.raises(RecipeError, match="must be a name that can name a folder"):
@@ -165,13 +185,13 @@ def test_overrides_take_toml_or_bare_words() -> None:
 
 
 def test_toml_and_json_round_trips(tmp_path: Path) -> None:
-    one = recipe.load("hutter/lstm-stacked-rmsprop", ['title="é \\" \\\\ \\u007f"'])
+    one = recipe.load("hutter/lstm-stacked-rmsprop", ['row="é \\" \\\\ \\u007f"'])
     assert recipe.load(write(tmp_path, "copy.toml", recipe.dumps(one))) == one
     assert recipe.from_dict(json.loads(json.dumps(recipe.as_dict(one)))) == one
 
 
 def test_every_number_and_choice_has_a_rule() -> None:
-    free = {"title", "row", "data.protocol", "init.forget_bias", "init.output_gate_bias"}
+    free = {"row", "data.protocol", "init.forget_bias", "init.output_gate_bias"}
     free |= {"init.alpha", "init.beta", "data.column"}
     ruled = {key for keys, _, _ in recipe.RULES for key in keys.split()}
     assert ruled <= set(recipe.KEYS)

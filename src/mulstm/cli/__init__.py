@@ -6,6 +6,7 @@ help, or a Typer `app` with commands of its own. It imports nothing heavy until 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pkgutil
 import sys
@@ -23,6 +24,9 @@ from mulstm.errors import MulstmError
 
 # How torch says it of a CPU.
 NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+
+# What is wrong with the words of a command line. Typer exports the kinds of it alone.
+USAGE: Any = typer.BadParameter.__base__
 
 
 class _Commands(MutableMapping[str, Any]):
@@ -54,6 +58,27 @@ class _Group(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _Commands()
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with _told_cleanly():
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _told_cleanly():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _told_cleanly() -> Iterator[None]:
+    """What Typer tells by itself: usage errors, made fit for a terminal, and the user's abort."""
+    try:
+        yield
+    except EOFError as fault:
+        # Typer would say that the user gave up. Nobody is asked anything here: it is a fault of ours.
+        raise RuntimeError("Something that was read ended too early.") from fault
+    except USAGE as fault:
+        fault.message = console.printable(fault.message)
+        raise
 
 
 def _public(module: str) -> str:
@@ -120,13 +145,18 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         sentence = _sentence(fault)
         if sentence is None or "--debug" in given:
             raise
-        # Of several processes the first speaks for all.
-        if os.environ.get("RANK", "0") == "0":
+        if _speaks():
             console.error(sentence)
         sys.exit(fault.exit_code if isinstance(fault, MulstmError) else 3)
     finally:
         _drop_unwritten()
     sys.exit(0)
+
+
+def _speaks() -> bool:
+    """Of several processes the first speaks for all; so does one whose RANK is no number."""
+    rank = os.environ.get("RANK", "0")
+    return not rank.isdecimal() or not rank.strip("0")
 
 
 def _open_streams() -> None:
@@ -160,5 +190,5 @@ def _sentence(fault: BaseException) -> str | None:
         or type(fault).__name__ == "OutOfMemoryError"
         or any(words in str(fault) for words in NO_MEMORY)
     ):
-        return "Memory ran out. Use fewer lanes or a smaller model, as in --set train.lanes=16."
+        return "Memory ran out. Use a smaller model, or fewer lanes or streams where --help names them."
     return None

@@ -1,4 +1,4 @@
-"""What a model writes may hold control characters; a terminal must not obey them."""
+"""A text on stdout while it is drawn."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import sys
 from collections.abc import Iterator
 
 from mulstm import console
-
-
-def shown(text: str) -> str:
-    """The text unchanged when it goes to a file; on a terminal without control characters."""
-    return console.printable(text) if sys.stdout.isatty() else text
 
 
 def sound(prompt: str) -> str:
@@ -23,8 +18,8 @@ def write_drawn(prompt: str, pieces: Iterator[list[bytes]]) -> None:
     """A prompt and what one stream draws after it, as it is drawn."""
     from mulstm.sample import as_text
 
-    sys.stdout.write(shown(sound(prompt)))
+    sys.stdout.write(console.shown(sound(prompt)))
     for text in as_text(piece for (piece,) in pieces):
-        sys.stdout.write(shown(text))
+        sys.stdout.write(console.shown(text))
         sys.stdout.flush()
     console.result("")

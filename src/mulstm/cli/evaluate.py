@@ -184,10 +184,9 @@ def _facts(model: Path, loaded: Checkpoint, part: Split, found: Evaluation, lane
 
 def _told(part: Split, found: Evaluation) -> str:
     from mulstm import console
-    from mulstm.cli._terminal import shown
 
     line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols"
-    line += f" of {shown(part.corpus)} ({part.name})"
+    line += f" of {part.corpus} ({part.name})"
     if found.word_perplexity is not None:
         perplexity = console.decimal(found.word_perplexity, 2)
         line += f", word perplexity {perplexity} on {found.words:,} words"

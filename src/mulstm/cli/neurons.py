@@ -42,7 +42,6 @@ def trace(
 
     from mulstm import checkpoint, console, neurons, parallel
     from mulstm.cli._records import read
-    from mulstm.cli._terminal import shown
     from mulstm.errors import DataError
     from mulstm.scoring import symbol_name
 
@@ -63,7 +62,7 @@ def trace(
         symbols = loaded.alphabet.encode(one.text).tolist()
         for t, (symbol, row) in enumerate(zip(symbols, one.values, strict=True), 1):
             name = repr(symbol_name(loaded.convention, symbol))
-            console.result("\t".join([shown(one.id), str(t), name, *(f"{value:.6f}" for value in row)]))
+            console.result("\t".join([one.id, str(t), name, *(f"{value:.6f}" for value in row)]))
     if figure is not None:
         neurons.draw(found[0], figure)
         console.note(f"wrote {figure}")
@@ -93,7 +92,6 @@ def find(
 
     from mulstm import checkpoint, console, parallel, probe
     from mulstm.cli._records import read
-    from mulstm.cli._terminal import shown
 
     loaded = checkpoint.load(model, parallel.pick(device))
     records = list(read(source, kind, column, "", upper, label))
@@ -105,7 +103,7 @@ def find(
         f"accuracy {found.accuracy:.3f} on {found.held_out} records held out "
         f"(always the commonest label: {found.majority:.3f}); {found.units_used} units used"
     )
-    rows = [[str(u.unit), shown(u.label), f"{u.weight:+.4f}", f"{u.separation:.3f}"] for u in found.units]
+    rows = [[str(u.unit), u.label, f"{u.weight:+.4f}", f"{u.separation:.3f}"] for u in found.units]
     console.table(["unit", "label", "weight", "separation alone"], rows)
 
 

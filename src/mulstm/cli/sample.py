@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Draw text from a model."""
     from mulstm import checkpoint, console, parallel
-    from mulstm.cli._terminal import shown, sound, write_drawn
+    from mulstm.cli._terminal import sound, write_drawn
     from mulstm.cli._text import opened
     from mulstm.sample import Sampling, sample
 
@@ -53,4 +53,4 @@ def command(
         console.result_json({"prompt": prompt, "seed": seed, "temperature": temperature, "texts": texts})
         return
     for i, text in enumerate(texts):
-        console.result(f"--- {i + 1} ---\n{shown(sound(prompt) + text)}")
+        console.result(f"--- {i + 1} ---\n{sound(prompt) + text}")

@@ -115,15 +115,12 @@ def _object(score: Score, losses: bool, words: bool) -> dict[str, Any]:
 
 def _tell(score: Score, words: bool) -> None:
     from mulstm import console
-    from mulstm.cli._terminal import shown
     from mulstm.scoring import words as split
 
-    console.result(
-        f"{score.symbols:>9,} {score.nats:>12.4f} {score.bits_per_symbol:>11.4f}  {shown(score.id)}"
-    )
+    console.result(f"{score.symbols:>9,} {score.nats:>12.4f} {score.bits_per_symbol:>11.4f}  {score.id}")
     for name, probability in score.following:
         console.result(f"{'':>9} {probability:>12.6f} {'next':>11}  {name!r}")
     if words:
         for word in split(score):
-            text = shown(word.text.decode("utf-8", errors="replace"))
+            text = word.text.decode("utf-8", errors="replace")
             console.result(f"{'':>9} {word.nats:>12.4f} {'word':>11}  {text}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import socket
 from collections.abc import Iterator
 from importlib.resources import files
@@ -13,12 +15,14 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mulstm import heat
 from mulstm.checkpoint import Checkpoint
@@ -32,9 +36,10 @@ LONGEST = 2_000  # symbols drawn for one request
 BODY = 8 * MOST  # bytes of a request: JSON may write a byte in six
 PAGE = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css")}
 PAGE |= {"/page.js": ("page.js", "text/javascript"), "/favicon.ico": ("icon.svg", "image/svg+xml")}
-# Nothing from elsewhere, and nothing that a model has written can run.
+# Nothing from elsewhere, nothing for elsewhere, and nothing that a model has written can run.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -62,6 +67,8 @@ def serve(here: socket.socket, reader: Reader, about: dict[str, Any]) -> None:
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             reader.turn += 1  # a text that is being drawn would hold up the end
+            # From now on requests are broken off, which uvicorn would tell with a traceback.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             super().handle_exit(sig, frame)
 
     how = uvicorn.Config(make(reader, about), log_level="error", timeout_graceful_shutdown=2)
@@ -70,21 +77,23 @@ def serve(here: socket.socket, reader: Reader, about: dict[str, Any]) -> None:
 
 def facts(loaded: Checkpoint, name: Path) -> dict[str, Any]:
     """What the page tells about a model."""
-    recipe, metrics = loaded.model.recipe, loaded.meta.get("metrics") or {}
+    recipe, metrics = loaded.model.recipe, loaded.meta.get("metrics")
+    bits = metrics.get("test_bits_per_char") if isinstance(metrics, dict) else None
     return {
-        "name": str(name),
+        "name": os.fsencode(name).decode(errors="replace"),
         "cell": recipe.cell,
         "hidden": recipe.hidden,
         "layers": recipe.layers,
         "parameters": loaded.model.parameter_count(),
         "alphabet": loaded.alphabet.size,
-        "test_bits_per_char": metrics.get("test_bits_per_char"),
+        # JSON has no word for what is not finite.
+        "test_bits_per_char": bits if isinstance(bits, int | float) and 0 <= bits < 1e9 else None,
         "corpus": Path(loaded.recipe.data.corpus).name,
         "most": MOST,
     }
 
 
-def make(reader: Reader, about: dict[str, Any]) -> Starlette:
+def make(reader: Reader, about: dict[str, Any]) -> ASGIApp:
     """The application for one model; `about` is what `facts` tells of it."""
 
     async def model(request: Request) -> Response:
@@ -109,17 +118,42 @@ def make(reader: Reader, about: dict[str, Any]) -> Starlette:
     routes = [Route(path, _file(*file)) for path, file in PAGE.items()]
     routes += [Route("/colours.css", _colours), Route("/model", model)]
     routes += [Route("/read", read, methods=["POST"]), Route("/continue", go_on, methods=["POST"])]
-    return Starlette(
+    made = Starlette(
         routes=routes,
         # A page from elsewhere could have its own name point here: only our names are answered.
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[ADDRESS, "localhost"])],
         exception_handlers={MulstmError: _refused, HTTPException: _refused},
     )
+    return _guarded(made)
+
+
+def _guarded(app: ASGIApp) -> ASGIApp:
+    """The application for its own page alone. Around all of it: answers to faults need HEADERS too."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def headed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        if scope["type"] == "http" and _is_foreign(Headers(scope=scope)):
+            sentence = "A page from elsewhere asked for this. Open the page by its own address."
+            await JSONResponse({"error": sentence}, status_code=403)(scope, receive, headed)
+        else:
+            await app(scope, receive, headed)
+
+    return answer
+
+
+def _is_foreign(headers: Headers) -> bool:
+    """Whether a browser says that another page asks."""
+    own = f"http://{headers.get('host', '')}"
+    return headers.get("origin", own) != own or headers.get("sec-fetch-site") == "cross-site"
 
 
 def _file(name: str, kind: str) -> Any:
     async def answer(request: Request) -> Response:
-        return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind, headers=HEADERS)
+        return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind)
 
     return answer
 
@@ -127,7 +161,7 @@ def _file(name: str, kind: str) -> Any:
 async def _colours(request: Request) -> Response:
     one = heat.colours(Scale("bits", 0, 1))
     both = heat.colours(Scale("h", -1, 1, diverging=True), name="d")
-    return Response(f"{one}\n{both}\n", media_type="text/css", headers=HEADERS)
+    return Response(f"{one}\n{both}\n", media_type="text/css")
 
 
 async def _refused(request: Request, fault: Exception) -> Response:

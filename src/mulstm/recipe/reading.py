@@ -20,6 +20,7 @@ from mulstm.recipe.schema import KEYS, SECTIONS, Recipe, Table
 # What `fit` aims at for a text of any length.
 FEWEST_UPDATES, MOST_UPDATES = 2_000, 50_000
 VALID_LANE = 500  # symbols of a validation lane, at least: each starts cold, and its first symbols cost more
+LONGEST = 50  # recipes that are `like` one another, one after the other
 PACKAGED = Path(__file__).parents[1] / "recipes"
 _HEADER = re.compile(r"\[(\w+)\].*")
 _NOTED = re.compile(r"""(\w+)\s*=\s*(?:"[^"]*"|'[^']*'|[^#"']*)\s*\#\s*(.+)""")
@@ -162,12 +163,28 @@ def _read(path: Path) -> Table:
     return whole
 
 
-def _chain(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[Path, Table]]:
+def _chain(path: Path) -> list[tuple[Path, Table]]:
     """The file and its table, then those of the recipe it is `like`, and so on."""
-    chain = (*seen, path.resolve())
-    if chain[-1] in seen:
-        names = " -> ".join(p.stem for p in chain)
-        raise RecipeError(f"Recipes are like one another in a circle: {names}. Remove a `like` line.")
+    chain: list[tuple[Path, Table]] = []
+    seen: list[Path] = []
+    here: Path | None = path
+    while here is not None:
+        seen.append(here.resolve())
+        if seen[-1] in seen[:-1]:
+            names = " -> ".join(p.stem for p in seen)
+            raise RecipeError(f"Recipes are like one another in a circle: {names}. Remove a `like` line.")
+        if len(seen) > LONGEST:
+            raise RecipeError(
+                f"{path} is like more than {LONGEST} recipes, one after the other. Write some of them in one."
+            )
+        table, base = _one(here)
+        chain.append((here, table))
+        here = base
+    return chain
+
+
+def _one(path: Path) -> tuple[Table, Path | None]:
+    """The file's own table, and the file of the recipe it is `like`."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -176,12 +193,11 @@ def _chain(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[Path, Table]]:
         raise RecipeError(f"{path} is not TOML: {error}. Mend that line.") from None
     like = table.pop("like", None)
     if like is None:
-        return [(path, table)]
+        return table, None
     if not isinstance(like, str):
         raise RecipeError(f'{path}: like = {quoted(like)} must be a recipe\'s name. Write like = "text".')
     beside = path.parent / like
-    base = beside if like.endswith(".toml") and beside.is_file() else _find(like)[0]
-    return [(path, table), *_chain(base, chain)]
+    return table, beside if like.endswith(".toml") and beside.is_file() else _find(like)[0]
 
 
 def _override(table: Table, override: str, faults: list[str]) -> None:
