@@ -168,7 +168,7 @@ def test_a_signal_saves_first(text_file: Path, tmp_path: Path, number: signal.Si
     assert checkpoint.load(only_run(runs_dir) / "last.safetensors").meta["metrics"]["update"] > 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_page_ends_at_a_signal_while_a_text_is_drawn(
     trained: Path, number: signal.Signals, code: int
 ) -> None:
