@@ -185,7 +185,7 @@ def test_the_page_ends_at_a_signal_while_a_text_is_drawn(
     assert done == (code, "", "")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_page_ends_quietly_while_a_request_is_unfinished(
     trained: Path, number: signal.Signals, code: int
 ) -> None:
