@@ -146,9 +146,12 @@ def _guarded(app: ASGIApp) -> ASGIApp:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """Whether a browser says that another page asks."""
+    """Whether a browser says that another page asks; one may link to this page."""
     own = f"http://{headers.get('host', '')}"
-    return headers.get("origin", own) != own or headers.get("sec-fetch-site") == "cross-site"
+    is_link = headers.get("sec-fetch-mode") == "navigate"
+    return headers.get("origin", own) != own or (
+        headers.get("sec-fetch-site") == "cross-site" and not is_link
+    )
 
 
 def _file(name: str, kind: str) -> Any:

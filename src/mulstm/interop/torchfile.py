@@ -85,9 +85,8 @@ def _array(tensor: torch.Tensor) -> AnyArray:
     if tensor.nbytes > tensor.untyped_storage().nbytes():
         raise ValueError("it repeats its numbers")  # and could do so until the memory is full
     small = tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64)
-    array: AnyArray = (tensor.float() if small else tensor).numpy(
-        force=True
-    )  # what conj and neg put off is done
+    # By force: what conj and neg put off is done.
+    array: AnyArray = (tensor.float() if small else tensor).numpy(force=True)
     return array
 
 
