@@ -266,6 +266,7 @@ def test_what_the_server_refuses(
         ({"Origin": "null"}, 403),
         ({"Origin": ""}, 403),
         ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}, 200),  # a link to the page
     ],
 )
 def test_pages_from_elsewhere_are_refused(port: int, headers: dict[str, str], status: int) -> None:
