@@ -72,9 +72,9 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = _beside(path)
         mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
         yield temporary
-        temporary.chmod(mode)  # some writers put a file of their own in its place
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
+        temporary.chmod(mode)  # some writers put a file of their own in its place
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:

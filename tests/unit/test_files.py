@@ -50,9 +50,10 @@ def test_a_full_disk_loses_nothing(where: str, tmp_path: Path, monkeypatch: pyte
 def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "private"
     path.write_text("old")
-    path.chmod(0o600)
-    files.write_atomic(path, "new")
-    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+    for mode in (0o600, 0o400):
+        path.chmod(mode)
+        files.write_atomic(path, "new")
+        assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", mode)
     mask = os.umask(0o027)
     try:
         files.write_atomic(tmp_path / "new", "new")
