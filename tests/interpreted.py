@@ -1,12 +1,15 @@
 """The kernels in Triton on a CPU, for a process with TRITON_INTERPRET=1: prints each check's error as JSON.
 
 The interpreter has no bf16 products and no machine instructions, and programs run one after another, so that
-they never meet: fp16, nothing launched early, whole chunks of a single group of units.
+they never meet: fp16, nothing launched early, whole chunks of a single group of units. Whole models run in
+bf16 all the same, their products being torch's.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +17,9 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from mulstm.ops import faults, reference
+from mulstm.nn import packed
+from mulstm.nn.model import LanguageModel, Masks
+from mulstm.ops import faults, reference, triton_layer, triton_loss
 from mulstm.ops import triton_small as small
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import from_packed, to_packed
@@ -23,6 +28,7 @@ from mulstm.ops.triton_chunk import Chunk
 from mulstm.ops.triton_plan import Plan, Tile
 from mulstm.ops.triton_sample import Sampler
 from mulstm.ops.triton_steps import backward, forward
+from mulstm.recipe import ModelRecipe
 
 T, B, N = 3, 5, 7
 PLAIN = Plan(pdl=False)
@@ -147,6 +153,43 @@ def trial_forgets() -> float:
     return float(wrong or not agree(chunk, PLAIN, PLAIN))
 
 
+class Here:
+    """In the place of a second stream: all work in its order."""
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    fork = staticmethod(nullcontext)
+
+    def mark(self) -> None:
+        pass
+
+    def until(self, mark: None) -> None:
+        pass
+
+    join = mark
+
+
+def model_error(cell: str, **wiring: Any) -> float:
+    """The largest error of a whole model's loss and gradients in bf16, against float64."""
+    recipe = ModelRecipe(cell=cell, hidden=40, output_bias=True, **wiring)
+    model = LanguageModel(recipe, 30)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    model.precision = "bf16"
+    x, y = torch.randint(30, (2, T, B))  # (T, B)
+    hs, _ = packed.run(model, x, model.zero_state(B), Masks(), None)
+    loss = packed.loss(model, hs, y, Masks())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(loss, list(named.values()))
+    twin = copy.deepcopy(model).double()
+    logits, _ = twin(x.t())
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.t().flatten())
+    truth = torch.autograd.grad(wanted, [p for p in twin.parameters() if p.requires_grad])
+    return max(rms(a, b) for a, b in zip((loss.detach(), *found), (wanted.detach(), *truth), strict=True))
+
+
 def main() -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)
@@ -165,6 +208,16 @@ def main() -> None:
         "sampler mlstm": sampler_error("mlstm"),
         "sampler lstm": sampler_error("lstm"),
         "trial": trial_forgets(),
+    }
+    torch.cuda.device = lambda device: nullcontext()
+    triton_layer.Beside = triton_loss.Beside = Here
+    triton_layer.plan_for = lambda chunk: PLAIN
+    errors |= {
+        "model mlstm": model_error("mlstm", embedding=8, weight_norm=True),
+        "model initial": model_error("mlstm", unit="initial"),
+        "model lstm": model_error("lstm", layers=2, skip=True),
+        "model milstm": model_error("milstm"),
+        "model mrnn": model_error("mrnn"),
     }
     print(json.dumps(errors))
 

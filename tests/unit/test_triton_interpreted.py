@@ -20,4 +20,5 @@ def test_kernels_agree_with_the_reference() -> None:
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout)
-    assert {name: error for name, error in errors.items() if not error < 2e-3} == {}
+    limits = {name: 5e-2 if name.startswith("model") else 2e-3 for name in errors}  # models are in bf16
+    assert {name: error for name, error in errors.items() if not error < limits[name]} == {}
