@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -111,6 +112,12 @@ def filling(folder: Path) -> Iterator[Path]:
             _sync_folder(folder)
     except OSError as error:
         raise UnwritableError(folder, reason_of(error)) from None
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

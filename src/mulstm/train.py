@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mulstm import checkpoint, console, earlier, files, machine, optim, parallel, resume, runs, units
+from mulstm import checkpoint, console, earlier, files, machine, optim, outcome, parallel, resume, runs, units
 from mulstm import job as jobs
 from mulstm import recipe as recipes
 from mulstm.errors import RecipeError, RunError
@@ -294,65 +294,11 @@ def finish(job: Job) -> dict[str, Any]:
         job.share.by_first(measure)
     except SignalError:
         raise _interrupted(job, "Interrupted while measuring the trained model", job.signals[0]) from None
-    record = _record(job, measured, time.perf_counter() - started)
+    record = outcome.record(job, measured, time.perf_counter() - started)
     record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
     if job.run is not None:
         job.run.write_json("metrics.json", record)
     return record
-
-
-def _record(job: Job, measured: dict[str, Evaluation], seconds: float) -> dict[str, Any]:
-    recipe, progress = job.recipe, job.progress
-    valid, test = measured.get("valid"), measured.get("test")
-    is_cut = job.is_cut and progress.update < job.total and not progress.stopped
-    epochs = progress.update / job.epoch
-    reasons = [_departures(recipe, job.source)]
-    if is_cut:
-        done = f"{epochs:.2f} of {job.total / job.epoch:.4g} epochs"
-        reasons.append(f"cut short after {console.duration(progress.seconds)} of updates, {done}")
-    reason = "; ".join(filter(None, reasons))
-    record: dict[str, Any] = {
-        "recipe": recipe.name,
-        "table": recipe.table,
-        "row": recipe.row,
-        "kind": recipe.kind,
-        "seed": recipe.train.seed,
-        "parameters": job.update.model.parameter_count(),
-        "complete": not reason,
-        "reason": reason,
-        "valid_bits_per_char": valid.bits_per_char if valid else None,
-        "test_bits_per_char": test.bits_per_char if test else None,
-        "valid_symbols": valid.symbols if valid else 0,
-        "test_symbols": test.symbols if test else 0,
-        "evaluate_lanes": recipe.evaluate.final_lanes,
-        "epochs": epochs,
-        "updates": progress.update,
-        "stopped": earlier.CUT if is_cut else progress.stopped,
-        "best_valid_update": progress.best_update,
-        "train_seconds": progress.seconds,
-        "valid_seconds": progress.valid_seconds,
-        "evaluate_seconds": seconds,
-        "setup_seconds": job.setup_seconds,
-        "hardware": job.hardware,
-        "processes": job.share.count,
-        "precision": recipe.train.precision,
-        "backend": job.backend,
-        "commit": machine.commit(),
-        "settings": recipes.settings(recipe),
-    }
-    for name, evaluation in measured.items():
-        if evaluation.word_perplexity is not None:
-            record[f"{name}_word_perplexity"] = evaluation.word_perplexity
-    return record
-
-
-def _departures(recipe: Recipe, source: dict[str, Any]) -> str:
-    """Why a run does not count as its packaged recipe's: what the command line changed, or started from."""
-    if not recipe.table or recipe.name not in recipes.names():
-        return ""
-    told = recipes.departures(recipe)
-    told += ["started from a trained model"] if "tuned_from" in source else []
-    return f"not the recipe as it stands: {'; '.join(told)}" if told else ""
 
 
 def _write_model(job: Job, name: str, bits: float | None) -> None:

@@ -168,14 +168,22 @@ def test_a_signal_saves_first(text_file: Path, tmp_path: Path, number: signal.Si
     assert checkpoint.load(only_run(runs_dir) / "last.safetensors").meta["metrics"]["update"] > 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def page_of(model: Path) -> tuple[subprocess.Popen[str], str]:
+    """The demo at work, and where its page is."""
+    pytest.importorskip("uvicorn", reason="the demo extra is not installed")
+    process = start("demo", model, "--port", "0")
+    assert process.stdout is not None
+    return process, process.stdout.readline().split()[0]
+
+
+ENDS = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+
+
+@ENDS
 def test_the_page_ends_at_a_signal_while_a_text_is_drawn(
     trained: Path, number: signal.Signals, code: int
 ) -> None:
-    pytest.importorskip("uvicorn", reason="the demo extra is not installed")
-    process = start("demo", trained, "--port", "0")
-    assert process.stdout is not None
-    address = process.stdout.readline().split()[0]
+    process, address = page_of(trained)
     asked = json.dumps({"text": "an", "length": 2000}).encode()
     request = urllib.request.Request(f"{address}continue", asked, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -185,14 +193,12 @@ def test_the_page_ends_at_a_signal_while_a_text_is_drawn(
     assert done == (code, "", "")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@ENDS
 def test_the_page_ends_quietly_while_a_request_is_unfinished(
     trained: Path, number: signal.Signals, code: int
 ) -> None:
-    pytest.importorskip("uvicorn", reason="the demo extra is not installed")
-    process = start("demo", trained, "--port", "0")
-    assert process.stdout is not None
-    port = urllib.parse.urlsplit(process.stdout.readline().split()[0]).port
+    process, address = page_of(trained)
+    port = urllib.parse.urlsplit(address).port
     lines = ["POST /read HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 99"]
     with socket.create_connection(("127.0.0.1", port)) as slow:
         # The server asks for the rest, so the request is under way.

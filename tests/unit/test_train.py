@@ -17,7 +17,7 @@ import torch
 
 from made import text_recipe
 from made_runs import RICH, Tiny, at_update, run, same, weights
-from mulstm import checkpoint, console, job, optim, parallel, runs, train, update
+from mulstm import checkpoint, console, job, optim, outcome, parallel, runs, train, update
 from mulstm import recipe as recipes
 from mulstm.errors import BackendError, CheckpointError, ExtraError, MulstmError, RecipeError, RunError
 
@@ -189,15 +189,15 @@ def test_rotation_starts_each_epoch_elsewhere(tiny: Tiny) -> None:
 
 def test_a_shortened_row_says_so() -> None:
     row = recipes.load("hutter/mlstm")
-    assert train._departures(row, {}) == ""
+    assert outcome.departures(row, {}) == ""
     seeded = recipes.load("hutter/mlstm", ["train.seed=7", "train.precision=bf16"])
-    assert train._departures(seeded, {}) == ""
+    assert outcome.departures(seeded, {}) == ""
     short = recipes.load("hutter/mlstm", ["train.updates=100"])
-    assert "train.updates was" in train._departures(short, {})
+    assert "train.updates was" in outcome.departures(short, {})
     moved = recipes.load("hutter/mlstm-fast", ["kind=faithful", "row=mlstm-emb-wn"])
-    assert "kind was 'fast', is 'faithful'; row was 'mlstm', is" in train._departures(moved, {})
-    assert "started from a trained model" in train._departures(row, {"tuned_from": "0123"})
-    assert train._departures(recipes.load("finetune"), {"tuned_from": "0123"}) == ""
+    assert "kind was 'fast', is 'faithful'; row was 'mlstm', is" in outcome.departures(moved, {})
+    assert "started from a trained model" in outcome.departures(row, {"tuned_from": "0123"})
+    assert outcome.departures(recipes.load("finetune"), {"tuned_from": "0123"}) == ""
 
 
 def test_lanes_that_cannot_be_shared(tiny: Tiny, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def verify(path: Path, file: File, remedy: str) -> None:
     size = path.stat().st_size
     if size != file.size:
         raise DataError(f"{file.name} has {size:,} bytes, not {file.size:,} ({path}). {remedy}.")
-    found = _hash(path)
+    found = files.sha256(path)
     if found != file.sha256:
         raise DataError(
             f"{file.name} has SHA-256 {found[:12]}..., not {file.sha256[:12]}... ({path}). {remedy}."
@@ -168,24 +168,19 @@ def sweep(folder: Path) -> None:
 
 def seal(path: Path) -> None:
     """Keeps a cached file's hash beside it."""
-    files.write_atomic(_seal_of(path), _hash(path))
+    files.write_atomic(_seal_of(path), files.sha256(path))
 
 
 def is_sound(path: Path) -> bool:
     """Whether a cached file is there and still what it was when it was sealed."""
     try:
-        return _seal_of(path).read_text() == _hash(path)
+        return _seal_of(path).read_text() == files.sha256(path)
     except (OSError, UnicodeDecodeError):
         return False
 
 
 def _seal_of(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _fetch(file: File, cached: Path, folder: Path | None) -> Path:

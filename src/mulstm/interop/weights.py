@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mulstm import files
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
 from mulstm.ops.reference import GATES
@@ -199,8 +200,7 @@ def sha256(path: Path) -> str:
     if path.is_dir():
         lines = [f"{p.name} {sha256(p)}\n" for p in sorted(path.iterdir()) if p.is_file()]
         return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
-    with plain_file(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return files.sha256(plain_file(path))
 
 
 def existing(path: str | Path, kind: str) -> Path:

@@ -23,16 +23,16 @@ BEGIN, END = "<!-- results: begin (made by mulstm report) -->", "<!-- results: e
 
 def write(results: Path = RESULTS, readme: Path | None = README) -> list[Path]:
     """Makes everything again; the files that changed."""
-    texts = _stale_texts(results, readme)
+    texts, drawn = _stale(results, readme)
     for path, text in texts.items():
         files.write_atomic(path, text)
-    return [*texts, *(path for figure in _stale_figures(results) for path in figure.draw(results))]
+    return [*texts, *(path for figure in drawn for path in figure.draw(results))]
 
 
 def stale(results: Path = RESULTS, readme: Path | None = README) -> list[str]:
     """The files that `write` would change; empty when all is as the records say."""
-    drawn = [results / f"{figure.name}.svg" for figure in _stale_figures(results)]
-    return [str(path) for path in (*_stale_texts(results, readme), *drawn)]
+    texts, drawn = _stale(results, readme)
+    return [str(path) for path in (*texts, *(results / f"{figure.name}.svg" for figure in drawn))]
 
 
 def require_folder(results: Path) -> None:
@@ -47,25 +47,12 @@ def page_beside(results: Path) -> Path | None:
     return page if page.is_file() and BEGIN.encode() in page.read_bytes() else None
 
 
-def _figures(results: Path) -> list[Figure]:
-    return figures.all_of(records.read(results), _surprise(results)) + bench.figures(results)
-
-
-def _stale_figures(results: Path) -> list[Figure]:
-    return [figure for figure in _figures(results) if figure.is_stale(results)]
-
-
-def _stale_texts(results: Path, readme: Path | None) -> dict[Path, str]:
-    """What the files should hold that hold something else, or are missing."""
-    texts = _texts(results, readme)
-    return {p: text for p, text in texts.items() if not p.is_file() or p.read_bytes() != text.encode()}
-
-
-def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
-    found = records.read(results)
-    drawn = {figure.name for figure in _figures(results)}
-    speed = bench.markdown(results, drawn)
-    page = tables.markdown(found, _surprise(results), drawn)
+def _stale(results: Path, readme: Path | None) -> tuple[dict[Path, str], list[Figure]]:
+    """What the files should hold that hold something else, or are missing; and the figures likewise."""
+    found, surprise = records.read(results), _surprise(results)
+    drawn = figures.all_of(found, surprise) + bench.figures(results)
+    speed = bench.markdown(results, {figure.name for figure in drawn})
+    page = tables.markdown(found, surprise, {figure.name for figure in drawn})
     texts = {
         results / "tables.md": page + (f"\n{speed}" if speed else ""),
         results / "tables.csv": tables.comma_separated(found),
@@ -75,7 +62,8 @@ def _texts(results: Path, readme: Path | None) -> dict[Path, str]:
         texts[results / "search.md"] = searched
     if readme is not None:
         texts[readme] = _between(readme, tables.readme(found))
-    return texts
+    stale = {p: text for p, text in texts.items() if not p.is_file() or p.read_bytes() != text.encode()}
+    return stale, [figure for figure in drawn if figure.is_stale(results)]
 
 
 def _between(page: Path, table: str) -> str:
