@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
+from distance import rms
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel, Masks
 from mulstm.ops import faults, reference, triton_layer, triton_loss
@@ -51,11 +52,6 @@ def _patch(tensor: Any, scope: Any) -> None:
 
 
 interpreter._patch_lang_tensor = _patch
-
-
-def rms(a: Tensor, b: Tensor) -> float:
-    a, b = a.double(), b.double()
-    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
 
 
 def drawn(cell: str, unit: str, H: int) -> Chunk:

@@ -24,6 +24,7 @@ PAIRS = ("model.hidden=600", "train.lanes=4", "train.chunk=60")
 FIRST = (
     "optimiser.name=rmsprop-normalised",
     "optimiser.rate=0.2",
+    "optimiser.weight_decay=0",
     "optimiser.beta2=0.9",
     "train.refresh=true",
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from distance import rms
 from mulstm.nn.layer import normalised
 from mulstm.ops import State, cuda_driver, reference
 from mulstm.ops.triton_choice import plan_for
@@ -26,11 +27,6 @@ LIMIT = 0.012  # bf16 operands lose about 0.005
 E = 11
 # The last: where the products are made in CUDA.
 SIZES = [(1, 1, 3), (70, 9, 40), (5, 33, 90), (3, 100, 600), (3, 200, 2219)]
-
-
-def rms(a: Tensor, b: Tensor) -> float:
-    a, b = a.double(), b.double()
-    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt().clamp_min(1e-30))
 
 
 class Given(NamedTuple):

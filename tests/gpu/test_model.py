@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from distance import rms
 from mulstm import update
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel
@@ -27,11 +28,6 @@ MODELS = [
     ModelRecipe(hidden=90, cell="milstm", layers=2, skip=True, embedding=20, weight_norm=True),
     ModelRecipe(hidden=1300, embedding=40, weight_norm=True),
 ]
-
-
-def rms(a: torch.Tensor, b: torch.Tensor) -> float:
-    a, b = a.double(), b.double()
-    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt().clamp_min(1e-30))
 
 
 @pytest.mark.parametrize("recipe", MODELS, ids=str)

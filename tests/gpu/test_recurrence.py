@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from distance import rms
 from mulstm import ops
 from mulstm.ops import State, reference
 
@@ -30,11 +31,6 @@ LIMIT = 0.012  # bf16 operands lose about 0.004
 # The last four: one for each row of the plan's kernels in CUDA.
 SIZES = [(1, 1, 8), (7, 5, 50), (6, 37, 200), (5, 100, 600)]
 SIZES += [(3, 1, 1300), (3, 200, 1900), (2, 100, 2400), (2, 256, 2800)]
-
-
-def rms(a: Tensor, b: Tensor) -> float:
-    a, b = a.double(), b.double()
-    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt().clamp_min(1e-30))
 
 
 def given(cell: str, unit: str, T: int, B: int, H: int, masked: bool = True) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from distance import rms
 from mulstm.nn.model import LanguageModel
 from mulstm.parallel import Share
 from mulstm.recipe import Recipe
@@ -21,10 +22,6 @@ N = 20
 
 
 @torch.no_grad()
-def rms(a: Tensor, b: Tensor) -> float:
-    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
-
-
 def chunk(k: int, lanes: int = 4) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(k)
     symbols = rng.integers(N, size=(lanes, 11))
