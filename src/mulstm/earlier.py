@@ -12,10 +12,9 @@ from mulstm import checkpoint, files, resume, runs, tensorfile
 from mulstm import recipe as recipes
 from mulstm.errors import CheckpointError, RecipeError, RunError
 from mulstm.recipe import Recipe
-from mulstm.report.records import read_one
+from mulstm.report.records import CUT, read_one
 from mulstm.resume import Progress
 
-CUT = "its time was over"  # how a record says that a run may go on
 BETTER = "better.safetensors"  # the best model since the run's state was saved
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mulstm import console, earlier, machine
+from mulstm import console, machine
 from mulstm import recipe as recipes
 from mulstm.evaluate import Evaluation
 from mulstm.job import Job
 from mulstm.recipe import Recipe
+from mulstm.report.records import CUT
 
 
 def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict
         "evaluate_lanes": recipe.evaluate.final_lanes,
         "epochs": epochs,
         "updates": progress.update,
-        "stopped": earlier.CUT if is_cut else progress.stopped,
+        "stopped": CUT if is_cut else progress.stopped,
         "best_valid_update": progress.best_update,
         "train_seconds": progress.seconds,
         "valid_seconds": progress.valid_seconds,

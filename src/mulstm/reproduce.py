@@ -9,11 +9,10 @@ from pathlib import Path
 
 from mulstm import recipe as recipes
 from mulstm import runs
-from mulstm.earlier import CUT
 from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
-from mulstm.report.records import Record, place, publish, read_one
+from mulstm.report.records import CUT, Record, place, publish, read_one
 from mulstm.train import RunInterruptedError, train
 
 KINDS = ("faithful", "fast")

@@ -63,6 +63,30 @@ def test_runs_that_do_not_count_stand_apart(results: Path) -> None:
     assert page.index("## Runs that are not counted") > page.index("## Dynamic evaluation")
 
 
+def test_a_run_that_was_cut_short_is_shown_with_its_epochs(results: Path) -> None:
+    settings = recipe.settings(recipe.load("hutter/mlstm"))
+    cut = {"complete": False, "reason": "cut short", "stopped": records.CUT, "epochs": 9.5}
+    add(results, "hutter/mlstm", 1.5, seed=1, **cut, settings=settings)
+    add(results, "hutter/mlstm", 1.6, seed=2, **(cut | {"epochs": 3.0}), settings=settings)
+    assert cells(markdown(results), "**unregularised mLSTM**")[3:8] == [
+        "1.500 (9.5 of 40 epochs)",
+        "not run yet",
+        *[""] * 3,
+    ]
+    drawn = {f.name: f.data for f in figures.all_of(records.read(results), None)}
+    assert [line["label"] for line in drawn["learning-curves-hutter"]["lines"]] == [
+        "unregularised mLSTM, faithful (cut short)"
+    ]
+    # Another rate besides: no longer the recipe's.
+    for seed in (1, 2):
+        changed = settings | {"optimiser.rate": 0.1}
+        add(results, "hutter/mlstm", 1.5, seed=seed, **cut, settings=changed)
+    assert cells(markdown(results), "**unregularised mLSTM**")[3] == "not counted"
+    # One that counts goes before.
+    add(results, "hutter/mlstm", 1.4, seed=3)
+    assert cells(markdown(results), "**unregularised mLSTM**")[3] == "1.400"
+
+
 def test_curves_that_do_not_count_say_so(results: Path) -> None:
     def labels() -> list[str]:
         drawn = {f.name: f.data for f in figures.all_of(records.read(results), None)}

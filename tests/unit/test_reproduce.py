@@ -10,9 +10,9 @@ import pytest
 
 from mulstm import recipe as recipes
 from mulstm import reproduce, runs
-from mulstm.earlier import CUT
 from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
+from mulstm.report.records import CUT
 from mulstm.train import RunInterruptedError
 
 SCORES = {"valid_bits_per_char": 1.4, "test_bits_per_char": 1.41}

@@ -39,8 +39,8 @@ def command(
     """
     from mulstm import console, runs, train
     from mulstm.cli import _target
-    from mulstm.earlier import CUT
     from mulstm.parallel import is_first
+    from mulstm.report.records import CUT
 
     if not target and resume in (None, "auto"):
         raise typer.BadParameter("give a text, a recipe, or --resume with a run's folder")
@@ -75,7 +75,7 @@ def command(
 def summary(record: dict[str, Any]) -> list[str]:
     """What matters in the record of a run, in a few lines."""
     from mulstm import console
-    from mulstm.earlier import CUT
+    from mulstm.report.records import CUT
 
     lines = []
     for part in ("valid", "test"):

@@ -60,8 +60,10 @@ def _shown(records: Sequence[Record], table: str, row: str, kind: str) -> Record
 
 def _kind(record: Record) -> str:
     """With what a reader of its times should know."""
-    is_shared = "(shared)" in str(record["hardware"])
-    return record.kind + " (shared GPU)" * is_shared + " (not counted)" * (not record["complete"])
+    marks = ["shared GPU"] * ("(shared)" in str(record["hardware"]))
+    if not record["complete"]:
+        marks.append("cut short" if record.is_cut else "not counted")
+    return record.kind + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _paint_curves(picture: Any, data: Any) -> None:

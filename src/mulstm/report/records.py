@@ -48,6 +48,7 @@ AGAIN = "Make it again from its run with mulstm reproduce."
 DYNAMIC = "dynamic_"  # keys of dynamic evaluation begin so
 UNROUNDED = ("fp32", "fp64")  # storages of weights that round nothing
 CURVE_LINES = 200
+CUT = "its time was over"  # how a record says that a run may go on
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Record:
     def minutes(self) -> float:
         """Of training updates."""
         return float(self["train_seconds"]) / 60
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it follows its recipe in everything but the end."""
+        return self.get("stopped") == CUT and not self.changes()
 
     def changes(self) -> list[str]:
         """In what its recipe differs by now; records from before these settings were kept say nothing."""
@@ -187,6 +193,12 @@ def of_row(records: Sequence[Record], table: str, row: str, kind: str) -> list[R
     """The complete runs of one row by one kind of recipe, by seed."""
     found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind) and r["complete"]]
     return sorted(found, key=lambda r: int(r["seed"]))
+
+
+def cut_of_row(records: Sequence[Record], table: str, row: str, kind: str) -> Record | None:
+    """Of the runs of one row that were cut short, the longest."""
+    found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind) and r.is_cut]
+    return max(found, key=lambda r: float(r["epochs"]), default=None)
 
 
 def mean(records: Sequence[Record], key: str) -> float | None:

@@ -11,7 +11,7 @@ from mulstm import console
 from mulstm.data.known import recounted
 from mulstm.recipe import names
 from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
-from mulstm.report.records import DYNAMIC, UNROUNDED, Record, mean, of_row, spread
+from mulstm.report.records import DYNAMIC, UNROUNDED, Record, cut_of_row, mean, of_row, spread
 
 NOT_RUN = "not run yet"
 NOT_COUNTED = "not counted"
@@ -195,7 +195,9 @@ def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str
         return cells
     runs = {kind: of_row(records, table.name, line.row, kind) for kind in ("faithful", "fast")}
     for kind, found in runs.items():
-        cells[f"ours {kind}"] = _score(found, table) if found else _absence(table, line, kind, records)
+        cut = None if found else cut_of_row(records, table.name, line.row, kind)
+        shown = _score([cut], table) + _cut(cut) if cut else _absence(table, line, kind, records)
+        cells[f"ours {kind}"] = _score(found, table) if found else shown
     best = runs["fast"] or runs["faithful"]
     if best:
         score = mean(best, table.measure)
@@ -208,6 +210,12 @@ def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str
         used = dict.fromkeys(f"{r['hardware']}, {r['precision']}" for found in runs.values() for r in found)
         cells["hardware"] = " / ".join(used)
     return cells
+
+
+def _cut(record: Record) -> str:
+    """How far it came."""
+    epochs = (record.get("settings") or {}).get("train.epochs")
+    return f" ({record['epochs']:.1f}" + (f" of {epochs:.4g}" if epochs else "") + " epochs)"
 
 
 def _absence(table: Table, line: Line, kind: str, records: Sequence[Record]) -> str:
@@ -342,5 +350,8 @@ def _incomplete(records: Sequence[Record]) -> list[str]:
     if not body:
         return []
     head = ("recipe", "seed", "epochs", "valid", "test", "minutes", "hardware", "reason")
-    note = "They depart from their recipe as it is now, or were cut short; the tables above leave them out."
+    note = (
+        "They depart from their recipe as it is now, or were cut short. The tables above leave the former "
+        "out, and show the latter with the epochs they had."
+    )
     return ["## Runs that are not counted", note, grid(head, body)]
