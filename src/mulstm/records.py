@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, AnyStr, NamedTuple
 
 from mulstm.data.store import stream_of
 from mulstm.errors import DataError
@@ -27,6 +27,7 @@ _SUFFIXES = {
 _COMPRESSED = (".gz", ".bz2", ".xz")
 _NOT_READ = (".zip", ".zst", ".7z", ".rar", ".tar", ".tgz")
 _TEXT_FIELDS = ("sequence", "text")
+LONGEST = 1 << 30  # characters of a line or record, which has to fit in memory
 
 
 class Record(NamedTuple):
@@ -85,10 +86,12 @@ def read(
             if kind == "fasta":
                 yield from _fasta(file, path)
             elif kind == "lines":
-                yield from _lines(file)
+                yield from _lines(file, path)
             elif kind == "whole":
                 # The last line's end is what ends the record, as it is for each of several lines.
-                yield Record(_sound(Path(path).name), file.read().removesuffix(b"\n"))
+                yield Record(
+                    _sound(Path(path).name), _short(file.read(LONGEST + 1), path).removesuffix(b"\n")
+                )
             elif kind == "jsonl":
                 yield from _jsonl(file, path, *fields)
             else:
@@ -118,7 +121,8 @@ def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
 def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
     name: str | None = None
     pieces: list[bytes] = []
-    for number, line in enumerate(_any_lines(file), 1):
+    length = 0
+    for number, line in enumerate(_any_lines(file, path), 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if line.startswith(b">"):
@@ -126,6 +130,7 @@ def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
                 yield Record(name, b"".join(pieces))
             words = line[1:].split(maxsplit=1)
             name, pieces = (words[0].decode("utf-8", errors="replace") if words else str(number)), []
+            length = 0
         elif line.startswith(b";") or not line.strip():
             continue
         elif name is None:
@@ -134,28 +139,52 @@ def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
                 "Check that it is FASTA, or give --as lines (train: --set data.records=lines)."
             )
         else:
+            length += len(line)
+            if length > LONGEST:
+                raise _too_long(f"{path}, line {number}")
             pieces.append(b"".join(line.split()))
     if name is None:
         raise DataError(f"{path} holds no FASTA record. Check the file.")
     yield Record(name, b"".join(pieces))
 
 
-def _any_lines(file: IO[bytes]) -> Iterator[bytes]:
+def _any_lines(file: IO[bytes], path: str) -> Iterator[bytes]:
     """Lines that end as on any system, old Macs too; Latin-1 gives every byte back."""
     with io.TextIOWrapper(file, encoding="latin-1", newline=None) as text:
-        yield from (line.encode("latin-1") for line in text)
+        yield from (line.encode("latin-1") for line in _line_by_line(text, path))
 
 
-def _lines(file: IO[bytes]) -> Iterator[Record]:
+def _line_by_line(file: IO[AnyStr], path: str) -> Iterator[AnyStr]:
+    """Its lines; one that does not end is refused before it fills the memory."""
+    number = 1
+    while line := file.readline(LONGEST + 1):
+        yield _short(line, f"{path}, line {number}")
+        number += 1
+
+
+def _short(text: AnyStr, where: str) -> AnyStr:
+    if len(text) > LONGEST:
+        raise _too_long(where)
+    return text
+
+
+def _too_long(where: str) -> DataError:
+    return DataError(
+        f"{where}: more than {LONGEST:,} characters in one record, which has to fit in memory. "
+        "Check that this is the right file, and how it is read (--as), or cut the record into several."
+    )
+
+
+def _lines(file: IO[bytes], path: str) -> Iterator[Record]:
     """Named by their line's number; blank lines are no records."""
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(_line_by_line(file, path), 1):
         text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
         if text.strip():
             yield Record(str(number), text)
 
 
 def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(_line_by_line(file, path), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
@@ -178,16 +207,17 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
 
 
 def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(LONGEST)
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        first = text.readline()
+        lines = _line_by_line(text, path)
+        first = next(lines, "")
         if first.startswith(("\udcff\udcfe", "\udcfe\udcff")):
             raise DataError(f"{path} is written in UTF-16. Save it as UTF-8.")
         # Where a comma separates decimals, programs separate columns by a semicolon.
         signs = "\t" if ".tsv" in Path(path.lower()).suffixes else ",;\t"
         delimiter = next((sign for sign in signs if sign in first), signs[0])
         # Strict: a quote that is never closed would make one field of all the rows after it.
-        rows = csv.reader(chain([first] if first else [], text), delimiter=delimiter, strict=True)
+        rows = csv.reader(chain([first] if first else [], lines), delimiter=delimiter, strict=True)
         try:
             header = next(rows, None)
             if header is None:

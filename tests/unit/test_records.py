@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mulstm import records
 from mulstm.errors import DataError
 from mulstm.records import Record, kind_of, read, texts
 
@@ -175,6 +176,36 @@ def test_a_damaged_gzip(tmp_path: Path) -> None:
     (tmp_path / "p.fasta.gz").write_bytes(damaged)
     with pytest.raises(DataError, match="copied whole"):
         list(read(str(tmp_path / "p.fasta.gz")))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.fasta", "whole"])
+@pytest.mark.timeout(20)
+def test_a_line_without_an_end_is_refused_in_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "LONGEST", 100)
+    path = tmp_path / name
+    kind = name if name == "whole" else ""
+    body = {"a.jsonl": '{"text": "%s"}', "a.csv": "text\n%s\n", "a.fasta": ">a\n%s\n"}.get(name, "%s")
+    path.write_text(body % ("A" * 50))
+    assert [r.text for r in read(str(path), kind=kind)] == [b"A" * 50]
+    path.write_text(body % ("A" * 101))
+    with pytest.raises(DataError, match="more than 100 characters in one record"):
+        list(read(str(path), kind=kind))
+    with pytest.raises(DataError, match="more than 100 characters in one record"):
+        list(read("/dev/zero", kind=kind or kind_of(name)))
+
+
+def test_a_fasta_record_of_many_lines_is_refused_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "LONGEST", 100)
+    path = tmp_path / "a.fasta"
+    path.write_text((">a\n" + 9 * ("A" * 10 + "\n")) * 2)
+    assert [len(r.text) for r in read(str(path))] == [90, 90]
+    path.write_text(">a\n" + 11 * ("A" * 10 + "\n"))
+    with pytest.raises(DataError, match="line 11: more than 100"):
+        list(read(str(path)))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
