@@ -71,7 +71,9 @@ def test_a_run_that_was_cut_short_is_shown_with_its_epochs(results: Path) -> Non
     assert cells(markdown(results), "**unregularised mLSTM**")[3:8] == [
         "1.500 (9.5 of 40 epochs)",
         "not run yet",
-        *[""] * 3,
+        "",
+        "1 / –",
+        "10.0 / –",
     ]
     drawn = {f.name: f.data for f in figures.all_of(records.read(results), None)}
     assert [line["label"] for line in drawn["learning-curves-hutter"]["lines"]] == [

@@ -46,7 +46,8 @@ def markdown(records: Sequence[Record], surprise: Surprise | None, drawn: Collec
         "is ours minus the paper's, of the fast recipe where it has been run and of the faithful one where "
         "not. *Seeds*, *minutes* (of training updates) and, where it differs, *hardware* with the precision "
         "of products are given as faithful / fast; with several seeds the score is their mean ± standard "
-        "deviation. Lines in plain type are quoted by the paper.",
+        "deviation. A score with epochs behind it is of a run that was cut short. Lines in plain type are "
+        "quoted by the paper.",
     ]
     for table in TABLES:
         parts += [
@@ -193,21 +194,25 @@ def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str
     cells = dict.fromkeys(HEAD, "") | {"paper": paper, "parameters": line.parameters}
     if not line.row:
         return cells
-    runs = {kind: of_row(records, table.name, line.row, kind) for kind in ("faithful", "fast")}
-    for kind, found in runs.items():
-        cut = None if found else cut_of_row(records, table.name, line.row, kind)
-        shown = _score([cut], table) + _cut(cut) if cut else _absence(table, line, kind, records)
-        cells[f"ours {kind}"] = _score(found, table) if found else shown
-    best = runs["fast"] or runs["faithful"]
-    if best:
-        score = mean(best, table.measure)
-        if score is not None and line.paper:
-            cells["difference"] = _signed(score - line.paper, table.digits)
-        counts = dict.fromkeys(found[0]["parameters"] for found in runs.values() if found)
+    counted = {kind: of_row(records, table.name, line.row, kind) for kind in ("faithful", "fast")}
+    shown = dict(counted)
+    for kind, found in counted.items():
+        if found:
+            cells[f"ours {kind}"] = _score(found, table)
+        elif cut := cut_of_row(records, table.name, line.row, kind):
+            shown[kind] = [cut]
+            cells[f"ours {kind}"] = _score([cut], table) + _cut(cut)
+        else:
+            cells[f"ours {kind}"] = _absence(table, line, kind, records)
+    score = mean(counted["fast"] or counted["faithful"], table.measure)
+    if score is not None and line.paper:
+        cells["difference"] = _signed(score - line.paper, table.digits)
+    if any(shown.values()):
+        counts = dict.fromkeys(found[0]["parameters"] for found in shown.values() if found)
         cells["parameters"] = " / ".join(f"{count:,}" for count in counts)
-        cells["seeds"] = " / ".join(str(len(runs[kind])) if runs[kind] else NOTHING for kind in runs)
-        cells["minutes"] = " / ".join(_minutes(found) for found in runs.values())
-        used = dict.fromkeys(f"{r['hardware']}, {r['precision']}" for found in runs.values() for r in found)
+        cells["seeds"] = " / ".join(str(len(found)) if found else NOTHING for found in shown.values())
+        cells["minutes"] = " / ".join(_minutes(found) for found in shown.values())
+        used = dict.fromkeys(f"{r['hardware']}, {r['precision']}" for found in shown.values() for r in found)
         cells["hardware"] = " / ".join(used)
     return cells
 
