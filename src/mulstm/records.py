@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import IO, AnyStr, NamedTuple
+from typing import IO, AnyStr, Generic, NamedTuple
 
 from mulstm.data.store import stream_of
 from mulstm.errors import DataError
@@ -27,7 +27,8 @@ _SUFFIXES = {
 _COMPRESSED = (".gz", ".bz2", ".xz")
 _NOT_READ = (".zip", ".zst", ".7z", ".rar", ".tar", ".tgz")
 _TEXT_FIELDS = ("sequence", "text")
-LONGEST = 1 << 30  # characters of a line or record, which has to fit in memory
+LONGEST = 1 << 30  # bytes of a record, which has to fit in memory
+_BLOCK = 1 << 20
 
 
 class Record(NamedTuple):
@@ -89,9 +90,7 @@ def read(
                 yield from _lines(file, path)
             elif kind == "whole":
                 # The last line's end is what ends the record, as it is for each of several lines.
-                yield Record(
-                    _sound(Path(path).name), _short(file.read(LONGEST + 1), path).removesuffix(b"\n")
-                )
+                yield Record(_sound(Path(path).name), _whole(file, path).removesuffix(b"\n"))
             elif kind == "jsonl":
                 yield from _jsonl(file, path, *fields)
             else:
@@ -121,70 +120,84 @@ def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
 def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
     name: str | None = None
     pieces: list[bytes] = []
-    length = 0
-    for number, line in enumerate(_any_lines(file, path), 1):
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        if line.startswith(b">"):
-            if name is not None:
-                yield Record(name, b"".join(pieces))
-            words = line[1:].split(maxsplit=1)
-            name, pieces = (words[0].decode("utf-8", errors="replace") if words else str(number)), []
-            length = 0
-        elif line.startswith(b";") or not line.strip():
-            continue
-        elif name is None:
-            raise DataError(
-                f'{path}, line {number}: a sequence without a ">" line before it. '
-                "Check that it is FASTA, or give --as lines (train: --set data.records=lines)."
-            )
-        else:
-            length += len(line)
-            if length > LONGEST:
-                raise _too_long(f"{path}, line {number}")
-            pieces.append(b"".join(line.split()))
+    # Lines that end as on any system, old Macs too; Latin-1 gives every byte back.
+    with io.TextIOWrapper(file, encoding="latin-1", newline=None) as text:
+        lines = _Lines(text, path)
+        for number, line in enumerate((line.encode("latin-1") for line in lines), 1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if line.startswith(b">"):
+                lines.begin()
+                if name is not None:
+                    yield Record(name, b"".join(pieces))
+                words = line[1:].split(maxsplit=1)
+                name, pieces = (words[0].decode("utf-8", errors="replace") if words else str(number)), []
+            elif line.startswith(b";") or not line.strip():
+                continue
+            elif name is None:
+                raise DataError(
+                    f'{path}, line {number}: a sequence without a ">" line before it. '
+                    "Check that it is FASTA, or give --as lines (train: --set data.records=lines)."
+                )
+            else:
+                pieces.append(b"".join(line.split()))
     if name is None:
         raise DataError(f"{path} holds no FASTA record. Check the file.")
     yield Record(name, b"".join(pieces))
 
 
-def _any_lines(file: IO[bytes], path: str) -> Iterator[bytes]:
-    """Lines that end as on any system, old Macs too; Latin-1 gives every byte back."""
-    with io.TextIOWrapper(file, encoding="latin-1", newline=None) as text:
-        yield from (line.encode("latin-1") for line in _line_by_line(text, path))
+class _Lines(Generic[AnyStr]):
+    """A file's lines, so that a record that does not end is refused before it fills the memory."""
+
+    def __init__(self, file: IO[AnyStr], path: str) -> None:
+        self.file: IO[AnyStr] = file
+        self.path = path
+        self.number = 0
+        self.length = 0  # of what was read since the record began
+
+    def begin(self) -> None:
+        """The last line was the first of a record, or a whole one."""
+        self.length = 0
+
+    def __iter__(self) -> Iterator[AnyStr]:
+        while line := self.file.readline(LONGEST + 1 - self.length):
+            self.number += 1
+            self.length += len(line)
+            _require_short(self.length, f"{self.path}, line {self.number}")
+            yield line
 
 
-def _line_by_line(file: IO[AnyStr], path: str) -> Iterator[AnyStr]:
-    """Its lines; one that does not end is refused before it fills the memory."""
-    number = 1
-    while line := file.readline(LONGEST + 1):
-        yield _short(line, f"{path}, line {number}")
-        number += 1
+def _whole(file: IO[bytes], path: str) -> bytes:
+    """In pieces: asked for so much at once, a file takes the memory for it beforehand."""
+    text = bytearray()
+    while piece := file.read(_BLOCK):
+        text += piece
+        _require_short(len(text), path)
+    return bytes(text)
 
 
-def _short(text: AnyStr, where: str) -> AnyStr:
-    if len(text) > LONGEST:
-        raise _too_long(where)
-    return text
-
-
-def _too_long(where: str) -> DataError:
-    return DataError(
-        f"{where}: more than {LONGEST:,} characters in one record, which has to fit in memory. "
-        "Check that this is the right file, and how it is read (--as), or cut the record into several."
-    )
+def _require_short(length: int, where: str) -> None:
+    if length > LONGEST:
+        raise DataError(
+            f"{where}: more than {LONGEST:,} bytes in one record, which has to fit in memory. "
+            "Check that this is the right file, and how it is read (--as), or cut the record into several."
+        )
 
 
 def _lines(file: IO[bytes], path: str) -> Iterator[Record]:
     """Named by their line's number; blank lines are no records."""
-    for number, line in enumerate(_line_by_line(file, path), 1):
+    lines = _Lines(file, path)
+    for number, line in enumerate(lines, 1):
+        lines.begin()
         text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
         if text.strip():
             yield Record(str(number), text)
 
 
 def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:
-    for number, line in enumerate(_line_by_line(file, path), 1):
+    lines = _Lines(file, path)
+    for number, line in enumerate(lines, 1):
+        lines.begin()
         if not line.strip():
             continue
         where = f"{path}, line {number}"
@@ -207,9 +220,10 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
 
 
 def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:
-    csv.field_size_limit(LONGEST)
+    csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        lines = _line_by_line(text, path)
+        read = _Lines(text, path)
+        lines = iter(read)
         first = next(lines, "")
         if first.startswith(("\udcff\udcfe", "\udcfe\udcff")):
             raise DataError(f"{path} is written in UTF-16. Save it as UTF-8.")
@@ -224,7 +238,9 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
                 raise DataError(f"{path} is empty. Give a header line and rows.")
             fields = _fields(header, column, id_column, label_column, path)
             places = [header.index(field) if field else -1 for field in fields]
+            read.begin()
             for number, row in enumerate(rows, 1):
+                read.begin()
                 if not row:
                     continue
                 if len(row) != len(header):

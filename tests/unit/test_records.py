@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import os
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,34 +179,75 @@ def test_a_damaged_gzip(tmp_path: Path) -> None:
         list(read(str(tmp_path / "p.fasta.gz")))
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.fasta", "whole"])
-@pytest.mark.timeout(20)
-def test_a_line_without_an_end_is_refused_in_time(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(records, "LONGEST", 100)
-    path = tmp_path / name
-    kind = name if name == "whole" else ""
-    body = {"a.jsonl": '{"text": "%s"}', "a.csv": "text\n%s\n", "a.fasta": ">a\n%s\n"}.get(name, "%s")
-    path.write_text(body % ("A" * 50))
-    assert [r.text for r in read(str(path), kind=kind)] == [b"A" * 50]
-    path.write_text(body % ("A" * 101))
-    with pytest.raises(DataError, match="more than 100 characters in one record"):
-        list(read(str(path), kind=kind))
-    with pytest.raises(DataError, match="more than 100 characters in one record"):
-        list(read("/dev/zero", kind=kind or kind_of(name)))
+class Endless(io.RawIOBase):
+    """A stream of one letter that gives up its patience in the end, so that nothing fills the memory."""
+
+    def __init__(self) -> None:
+        self.left = 1000
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.left -= 1
+        assert self.left, "read on and on"
+        buffer[:] = b"A" * len(buffer)
+        return len(buffer)
 
 
-def test_a_fasta_record_of_many_lines_is_refused_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+KINDS_OF = {
+    "lines": "%s\n",
+    "jsonl": '{"text": "%s"}\n',
+    "csv": "text\n%s\n",
+    "fasta": ">a\n%s\n",
+    "whole": "%s\n",
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS_OF))
+@pytest.mark.parametrize("pack", [None, gzip.compress], ids=["plain", "gz"])
+def test_the_longest_record(kind: str, pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LONGEST", 100)
-    path = tmp_path / "a.fasta"
-    path.write_text((">a\n" + 9 * ("A" * 10 + "\n")) * 2)
-    assert [len(r.text) for r in read(str(path))] == [90, 90]
-    path.write_text(">a\n" + 11 * ("A" * 10 + "\n"))
+    # The line's end and what stands around the text count too.
+    for length, is_refused in ((80, False), (101, True)):
+        text = (KINDS_OF[kind] % ("A" * length)).encode()
+        path = write(tmp_path / ("a.gz" if pack else "a"), pack(text) if pack else text)
+        if is_refused:
+            with pytest.raises(DataError, match="more than 100 bytes in one record"):
+                list(read(path, kind=kind))
+        else:
+            assert [r.text for r in read(path, kind=kind)] == [b"A" * length]
+
+
+@pytest.mark.parametrize("kind", list(KINDS_OF))
+def test_a_record_without_an_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LONGEST", 100_000)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BufferedReader(Endless())))
+    with pytest.raises(DataError, match="more than 100,000 bytes in one record"):
+        list(read("-", kind=kind))
+
+
+def test_records_of_many_lines_have_the_same_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LONGEST", 100)
+    line = "A" * 9 + "\n"
+    fasta = write(tmp_path / "a.fasta", (">a\n" + 9 * line) * 2)
+    assert [len(r.text) for r in read(fasta)] == [81, 81]
+    with pytest.raises(DataError, match="line 12: more than 100"):
+        list(read(write(tmp_path / "a.fasta", ">a\n" + 11 * line)))
+    quoted = write(tmp_path / "a.csv", "text\n" + ('"' + 9 * line + '"\n') * 2)
+    assert [len(r.text) for r in read(quoted)] == [90, 90]
     with pytest.raises(DataError, match="line 11: more than 100"):
-        list(read(str(path)))
+        list(read(write(tmp_path / "a.csv", 'text\n"' + 11 * line + '"\n')))
+
+
+def test_a_short_whole_file_takes_little_memory(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "abc\n")
+    tracemalloc.start()
+    try:
+        assert [r.text for r in read(path, kind="whole")] == [b"abc"]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from mulstm.update import GraphedUpdate, Update, make
 N = 20
 
 
-@torch.no_grad()
 def chunk(k: int, lanes: int = 4) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(k)
     symbols = rng.integers(N, size=(lanes, 11))
