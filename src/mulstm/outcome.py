@@ -10,7 +10,7 @@ from mulstm import recipe as recipes
 from mulstm.evaluate import Evaluation
 from mulstm.job import Job
 from mulstm.recipe import Recipe
-from mulstm.report.records import CUT
+from mulstm.report.records import CUT, CUT_SHORT
 
 
 def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict
     reasons = [departures(recipe, job.source)]
     if is_cut:
         done = f"{epochs:.2f} of {job.total / job.epoch:.4g} epochs"
-        reasons.append(f"cut short after {console.duration(progress.seconds)} of updates, {done}")
+        reasons.append(f"{CUT_SHORT} {console.duration(progress.seconds)} of updates, {done}")
     reason = "; ".join(filter(None, reasons))
     found: dict[str, Any] = {
         "recipe": recipe.name,

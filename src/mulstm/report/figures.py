@@ -7,7 +7,7 @@ from typing import Any
 
 from mulstm.report import paper, tables
 from mulstm.report.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, Figure, apart
-from mulstm.report.records import Record
+from mulstm.report.records import Record, cut_of_row, of_row
 
 COLOURS = {
     "mlstm-emb-wn-vd-large": BLUE,
@@ -53,9 +53,10 @@ def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
 
 
 def _shown(records: Sequence[Record], table: str, row: str, kind: str) -> Record | None:
-    """The run whose curve is drawn: the first seed, of those that count where there is one."""
+    """The run whose curve is drawn: the first that counts, else the longest that was cut, else any."""
     found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind)]
-    return min(found, key=lambda r: (not r["complete"], int(r["seed"]))) if found else None
+    counted, cut = of_row(records, table, row, kind), cut_of_row(records, table, row, kind)
+    return next(iter([*counted, *([cut] if cut else []), *found]), None)
 
 
 def _kind(record: Record) -> str:

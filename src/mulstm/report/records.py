@@ -49,6 +49,7 @@ DYNAMIC = "dynamic_"  # keys of dynamic evaluation begin so
 UNROUNDED = ("fp32", "fp64")  # storages of weights that round nothing
 CURVE_LINES = 200
 CUT = "its time was over"  # how a record says that a run may go on
+CUT_SHORT = "cut short after"  # how its reason begins, where there is no other
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,10 @@ class Record:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it follows its recipe in everything but the end."""
-        return self.get("stopped") == CUT and not self.changes()
+        """Whether it follows a packaged recipe in everything but the end."""
+        is_all = str(self.get("reason")).startswith(CUT_SHORT)
+        is_known = self["recipe"] in recipes.names() and bool(self.get("settings"))
+        return self.get("stopped") == CUT and is_all and is_known and not self.changes()
 
     def changes(self) -> list[str]:
         """In what its recipe differs by now; records from before these settings were kept say nothing."""
@@ -196,8 +199,14 @@ def of_row(records: Sequence[Record], table: str, row: str, kind: str) -> list[R
 
 
 def cut_of_row(records: Sequence[Record], table: str, row: str, kind: str) -> Record | None:
-    """Of the runs of one row that were cut short, the longest."""
-    found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind) and r.is_cut]
+    """Of the measured runs of one row that were cut short, the longest."""
+    found = [
+        r
+        for r in records
+        if (r["table"], r["row"], r.kind) == (table, row, kind)
+        and r.is_cut
+        and r["test_bits_per_char"] is not None
+    ]
     return max(found, key=lambda r: float(r["epochs"]), default=None)
 
 

@@ -43,7 +43,7 @@ def markdown(records: Sequence[Record], surprise: Surprise | None, drawn: Collec
         "# Results",
         "Made from the records in this folder by `mulstm report`; do not edit. *Faithful* is the authors' "
         "set-up as far as it is known, *fast* is ours, with what it adds named behind the row. *Difference* "
-        "is ours minus the paper's, of the fast recipe where it has been run and of the faithful one where "
+        "is ours minus the paper's, of the fast recipe where a run of it counts, of the faithful one where "
         "not. *Seeds*, *minutes* (of training updates) and, where it differs, *hardware* with the precision "
         "of products are given as faithful / fast; with several seeds the score is their mean ± standard "
         "deviation. A score with epochs behind it is of a run that was cut short. Lines in plain type are "
@@ -122,6 +122,9 @@ def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
                 row[f"{kind}_minutes"] = mean(runs, "train_seconds")
                 if row[f"{kind}_minutes"] is not None:
                     row[f"{kind}_minutes"] /= 60
+                cut = None if runs or not line.row else cut_of_row(records, table.name, line.row, kind)
+                row[f"{kind}_cut"] = cut.get(key) if cut else None
+                row[f"{kind}_cut_epochs"] = cut["epochs"] if cut else None
             rows.append(row)
     return rows
 
@@ -218,9 +221,11 @@ def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str
 
 
 def _cut(record: Record) -> str:
-    """How far it came."""
-    epochs = (record.get("settings") or {}).get("train.epochs")
-    return f" ({record['epochs']:.1f}" + (f" of {epochs:.4g}" if epochs else "") + " epochs)"
+    """How far it came; early stopping might have ended it before the last of the epochs."""
+    settings = record["settings"]
+    most = "at most " if settings.get("evaluate.patience") else ""
+    of = "" if settings.get("train.updates") else f" of {most}{settings['train.epochs']:.4g}"
+    return f" ({record['epochs']:.1f}{of} epochs)"
 
 
 def _absence(table: Table, line: Line, kind: str, records: Sequence[Record]) -> str:
@@ -356,7 +361,7 @@ def _incomplete(records: Sequence[Record]) -> list[str]:
         return []
     head = ("recipe", "seed", "epochs", "valid", "test", "minutes", "hardware", "reason")
     note = (
-        "They depart from their recipe as it is now, or were cut short. The tables above leave the former "
-        "out, and show the latter with the epochs they had."
+        "They depart from their recipe as it is now, or were cut short. The tables above leave them out, but "
+        "where no run of a row counts they show the longest that was only cut short, with its epochs."
     )
     return ["## Runs that are not counted", note, grid(head, body)]
