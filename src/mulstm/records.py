@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, AnyStr, Generic, NamedTuple
 
-from mulstm.data.store import stream_of
+from mulstm.data.store import BLOCK, stream_of
 from mulstm.errors import DataError
 
 KINDS = ("fasta", "lines", "jsonl", "csv", "whole")
@@ -28,7 +28,6 @@ _COMPRESSED = (".gz", ".bz2", ".xz")
 _NOT_READ = (".zip", ".zst", ".7z", ".rar", ".tar", ".tgz")
 _TEXT_FIELDS = ("sequence", "text")
 LONGEST = 1 << 30  # bytes of a record, which has to fit in memory
-_BLOCK = 1 << 20
 
 
 class Record(NamedTuple):
@@ -170,7 +169,7 @@ class _Lines(Generic[AnyStr]):
 def _whole(file: IO[bytes], path: str) -> bytes:
     """In pieces: asked for so much at once, a file takes the memory for it beforehand."""
     text = bytearray()
-    while piece := file.read(_BLOCK):
+    while piece := file.read(BLOCK):
         text += piece
         _require_short(len(text), path)
     return bytes(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mulstm.report import paper, tables
 from mulstm.report.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, Figure, apart
-from mulstm.report.records import Record, cut_of_row, of_row
+from mulstm.report.records import Record, all_of_row, shown_of_row
 
 COLOURS = {
     "mlstm-emb-wn-vd-large": BLUE,
@@ -54,9 +54,8 @@ def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
 
 def _shown(records: Sequence[Record], table: str, row: str, kind: str) -> Record | None:
     """The run whose curve is drawn: the first that counts, else the longest that was cut, else any."""
-    found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind)]
-    counted, cut = of_row(records, table, row, kind), cut_of_row(records, table, row, kind)
-    return next(iter([*counted, *([cut] if cut else []), *found]), None)
+    found = shown_of_row(records, table, row, kind) or all_of_row(records, table, row, kind)
+    return found[0] if found else None
 
 
 def _kind(record: Record) -> str:

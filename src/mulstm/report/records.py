@@ -79,9 +79,16 @@ class Record:
     @property
     def is_cut(self) -> bool:
         """Whether it follows a packaged recipe in everything but the end."""
-        is_all = str(self.get("reason")).startswith(CUT_SHORT)
-        is_known = self["recipe"] in recipes.names() and bool(self.get("settings"))
-        return self.get("stopped") == CUT and is_all and is_known and not self.changes()
+        is_all = self.get("stopped") == CUT and str(self.get("reason")).startswith(CUT_SHORT)
+        return is_all and bool(self.get("settings")) and not self.outdated()
+
+    def outdated(self) -> str:
+        """Why it does not stand for a packaged recipe any more; "" where it does."""
+        # Under a name that a recipe once had, a run would count beside those of the new name.
+        if self["table"] and self["recipe"] not in recipes.names():
+            return "no packaged recipe has that name"
+        changed = self.changes()
+        return f"the recipe has changed since: {'; '.join(changed)}" if changed else ""
 
     def changes(self) -> list[str]:
         """In what its recipe differs by now; records from before these settings were kept say nothing."""
@@ -104,11 +111,7 @@ def _by_now(record: Record) -> Record:
     """A run counts as long as its recipe stands as it was."""
     if not record["complete"]:
         return record
-    changed = record.changes()
-    reason = f"the recipe has changed since: {'; '.join(changed)}" if changed else ""
-    # Under a name that a recipe once had, a run would count beside those of the new name.
-    if record["table"] and record["recipe"] not in recipes.names():
-        reason = "no packaged recipe has that name"
+    reason = record.outdated()
     return replace(record, values=record.values | {"complete": False, "reason": reason}) if reason else record
 
 
@@ -192,22 +195,23 @@ def thinned(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def of_row(records: Sequence[Record], table: str, row: str, kind: str) -> list[Record]:
-    """The complete runs of one row by one kind of recipe, by seed."""
-    found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind) and r["complete"]]
+def all_of_row(records: Sequence[Record], table: str, row: str, kind: str) -> list[Record]:
+    """The runs of one row by one kind of recipe, by seed."""
+    found = [r for r in records if (r["table"], r["row"], r.kind) == (table, row, kind)]
     return sorted(found, key=lambda r: int(r["seed"]))
 
 
-def cut_of_row(records: Sequence[Record], table: str, row: str, kind: str) -> Record | None:
-    """Of the measured runs of one row that were cut short, the longest."""
-    found = [
-        r
-        for r in records
-        if (r["table"], r["row"], r.kind) == (table, row, kind)
-        and r.is_cut
-        and r["test_bits_per_char"] is not None
-    ]
-    return max(found, key=lambda r: float(r["epochs"]), default=None)
+def of_row(records: Sequence[Record], table: str, row: str, kind: str) -> list[Record]:
+    """The complete ones among them."""
+    return [r for r in all_of_row(records, table, row, kind) if r["complete"]]
+
+
+def shown_of_row(records: Sequence[Record], table: str, row: str, kind: str) -> list[Record]:
+    """Those that stand for the row: the complete ones, else the longest measured one that was cut short."""
+    every = all_of_row(records, table, row, kind)
+    cut = [r for r in every if r.is_cut and r["test_bits_per_char"] is not None]
+    longest = [max(cut, key=lambda r: float(r["epochs"]))] if cut else []
+    return [r for r in every if r["complete"]] or longest
 
 
 def mean(records: Sequence[Record], key: str) -> float | None:

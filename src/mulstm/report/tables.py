@@ -11,7 +11,7 @@ from mulstm import console
 from mulstm.data.known import recounted
 from mulstm.recipe import names
 from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
-from mulstm.report.records import DYNAMIC, UNROUNDED, Record, cut_of_row, mean, of_row, spread
+from mulstm.report.records import DYNAMIC, UNROUNDED, Record, mean, of_row, shown_of_row, spread
 
 NOT_RUN = "not run yet"
 NOT_COUNTED = "not counted"
@@ -122,9 +122,9 @@ def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
                 row[f"{kind}_minutes"] = mean(runs, "train_seconds")
                 if row[f"{kind}_minutes"] is not None:
                     row[f"{kind}_minutes"] /= 60
-                cut = None if runs or not line.row else cut_of_row(records, table.name, line.row, kind)
-                row[f"{kind}_cut"] = cut.get(key) if cut else None
-                row[f"{kind}_cut_epochs"] = cut["epochs"] if cut else None
+                cut = shown_of_row(records, table.name, line.row, kind) if line.row and not runs else []
+                row[f"{kind}_cut"] = mean(cut, key)
+                row[f"{kind}_cut_epochs"] = mean(cut, "epochs")
             rows.append(row)
     return rows
 
@@ -197,17 +197,14 @@ def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str
     cells = dict.fromkeys(HEAD, "") | {"paper": paper, "parameters": line.parameters}
     if not line.row:
         return cells
-    counted = {kind: of_row(records, table.name, line.row, kind) for kind in ("faithful", "fast")}
-    shown = dict(counted)
-    for kind, found in counted.items():
-        if found:
-            cells[f"ours {kind}"] = _score(found, table)
-        elif cut := cut_of_row(records, table.name, line.row, kind):
-            shown[kind] = [cut]
-            cells[f"ours {kind}"] = _score([cut], table) + _cut(cut)
-        else:
-            cells[f"ours {kind}"] = _absence(table, line, kind, records)
-    score = mean(counted["fast"] or counted["faithful"], table.measure)
+    shown = {kind: shown_of_row(records, table.name, line.row, kind) for kind in ("faithful", "fast")}
+    for kind, found in shown.items():
+        told = _score(found, table) + _cut(found[0]) if found else _absence(table, line, kind, records)
+        cells[f"ours {kind}"] = told
+    counted = of_row(records, table.name, line.row, "fast") or of_row(
+        records, table.name, line.row, "faithful"
+    )
+    score = mean(counted, table.measure)
     if score is not None and line.paper:
         cells["difference"] = _signed(score - line.paper, table.digits)
     if any(shown.values()):
@@ -221,7 +218,9 @@ def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str
 
 
 def _cut(record: Record) -> str:
-    """How far it came; early stopping might have ended it before the last of the epochs."""
+    """How far a run came that was cut short; early stopping might have ended it before the last epoch."""
+    if record["complete"]:
+        return ""
     settings = record["settings"]
     most = "at most " if settings.get("evaluate.patience") else ""
     of = "" if settings.get("train.updates") else f" of {most}{settings['train.epochs']:.4g}"
