@@ -23,7 +23,8 @@ from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
 
 MODELS = "MULSTM_MODELS"  # a folder of models that are found by name
-# How matrices are stored; beside bf16 and int8 vectors are fp32, they are small and matter most.
+# How matrices are stored; beside bf16 and int8 vectors are fp32, they are small and matter most. (The tensor
+# RNN's gains of weight norm, one a symbol and row, are a matrix.)
 STORAGES = ("fp32", "fp64", "bf16", "int8")
 SCALE = ".scale"  # int8: name + SCALE holds one factor a row
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "int8": torch.int8}

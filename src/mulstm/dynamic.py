@@ -35,6 +35,7 @@ ASK_EVERY = 100  # segments
 MOVES = 40.0  # near the best rate x parameters on validation for models of 0.5 and of 22 million
 FASTEST = 1e-4  # near the best rate for those of 0.07 to 0.5 million, which the rule above moves too far
 SLOWEST = 2e-6  # near or below the best rate for those of 46 million, which it moves too little
+LANES, BATCHES = 100, 500  # whose gradients the statistics are
 Statistics = dict[str, Tensor]  # parameter name -> R, the root mean square of its mini-batch gradients
 
 
@@ -77,9 +78,9 @@ def gather_statistics(
     model: LanguageModel,
     split: Split,
     *,
-    lanes: int = 100,
+    lanes: int = LANES,
     segment: int = 20,
-    batches: int = 500,
+    batches: int = BATCHES,
     progress: Callable[[int, int], None] | None = None,  # is told how many batches are done, of how many
 ) -> Statistics:
     """R of every parameter: root mean square of its gradients over batches of `lanes` x `segment` symbols."""
@@ -159,7 +160,9 @@ class Learner:
         R = [statistics[name].to(p.device) for name, p in named.items()]
         mean = sum(float(r.sum(dtype=torch.float64)) for r in R) / sum(r.numel() for r in R)
         rate = settings.rate_of(self.model)
-        self.step = [rate / (r + settings.epsilon) for r in R]
+        # What no text has moved stays, also without an epsilon.
+        scale = [r + settings.epsilon for r in R]
+        self.step = [torch.where(s > 0, rate / s, 0.0) for s in scale]
         # A text of one symbol has no gradients, and nothing to be pulled back.
         self.pull = [(settings.pull / (mean or 1.0) * r).clamp_(max=1.0) for r in R]
         self.state = self.model.zero_state(1)

@@ -66,9 +66,16 @@ def tuned_from(folder: Path) -> str:
 
 
 def saved_source(folder: Path) -> dict[str, Any] | None:
-    """What a run's checkpoints say of their origin; None before both are there to go on with."""
-    parts = folder / "last.safetensors", folder / resume.NAME
-    return dict(tensorfile.read_meta(parts[0]).get("source", {})) if all(f.is_file() for f in parts) else None
+    """What a run's state says of the origin of its model; None before there is one to go on with."""
+    state, last = folder / resume.NAME, folder / "last.safetensors"
+    if not state.is_file():
+        return None
+    found = None
+    with contextlib.suppress(CheckpointError):  # a damaged state is told of where it is loaded
+        found = tensorfile.read_meta(state).get("source")
+    if found is None and last.is_file():  # a state of an earlier version
+        found = tensorfile.read_meta(last).get("source")
+    return None if found is None else dict(found)
 
 
 def finished(path: Path) -> dict[str, Any] | None:
@@ -100,8 +107,13 @@ def _require_same(recipe: Recipe, folder: Path) -> None:
 
 
 def _require_state(folder: Path) -> None:
-    """Raises RunError where a run has models but no state to go on from: it would begin anew over them."""
+    """Raises RunError where a run has models but no state to go on from: it would begin anew over them.
+
+    And where it was killed before the first copy of the model it started from was whole.
+    """
     state = folder / resume.NAME
+    if tuned_from(folder) and not (folder / "last.safetensors").is_file():
+        raise RunError(f"The run in {folder} was ended before it had begun. Start a new run with --from.")
     kept = [name for name in ("last.safetensors", "best.safetensors") if (folder / name).exists()]
     if kept and not state.is_file() and finished(folder) is None:
         raise RunError(

@@ -51,6 +51,7 @@ class Job:
     signals: list[int] = field(default_factory=list)
     limit: float = math.inf  # seconds of updates
     is_cut: bool = False  # the limit was reached
+    valid_symbols: int = 0  # read by the last validation, in the process that made it
     screen: console.Progress | None = None
     board: Any = None  # a TensorBoard writer
 
@@ -127,9 +128,12 @@ def build(
     )
     if (folder / resume.NAME).exists():
         job.progress = resume.load(folder / resume.NAME, update, job.facts, job.total)
-    if run is not None:
-        earlier.settle_best(run.path, job.progress)
-        earlier.tidy(run.path, job.progress.update)
+
+    def put_in_order() -> None:
+        earlier.settle_best(folder, job.progress)
+        earlier.tidy(folder, job.progress.update)
+
+    share.by_first(put_in_order)
     return job
 
 
@@ -227,8 +231,9 @@ def _update(
     recipe: Recipe, share: parallel.Share, corpus: Corpus, start: Checkpoint | None
 ) -> updates.Update:
     model = LanguageModel(recipe.model, corpus.alphabet.size, init=None).float()
+    generator = torch.Generator().manual_seed(recipe.train.seed)
     if start is None:
-        model.initialise(recipe.init, torch.Generator().manual_seed(recipe.train.seed))
+        model.initialise(recipe.init, generator)
     else:
         if start.alphabet != corpus.alphabet:
             raise CheckpointError(
@@ -246,7 +251,8 @@ def _update(
         model.load_state_dict(start.model.state_dict())
     model = model.to(share.device).train()
     model.precision, model.backend = recipe.train.precision, recipe.train.backend
-    generator = torch.Generator(share.device).manual_seed(recipe.train.seed)
+    if share.device.type != "cpu":  # there masks go on where the weights ended, so as not to be like them
+        generator = torch.Generator(share.device).manual_seed(recipe.train.seed)
     return updates.make(model, recipe, generator, share)
 
 

@@ -42,11 +42,11 @@ def build(optimiser: OptimiserRecipe, named: Named, rate: Tensor) -> torch.optim
             [tensor for _, tensor in parameters], rate, optimiser.beta2, optimiser.epsilon
         )
     # Decay is for matrices: pulling gains, biases and gate offsets to zero is not regularisation.
-    matrices = [tensor for _, tensor in parameters if tensor.dim() >= 2]
-    vectors = [tensor for _, tensor in parameters if tensor.dim() < 2]
+    decayed = [tensor for name, tensor in parameters if tensor.dim() >= 2 and not _is_gain(name)]
+    others = [tensor for name, tensor in parameters if tensor.dim() < 2 or _is_gain(name)]
     groups = [
-        {"params": matrices, "weight_decay": optimiser.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": optimiser.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     kind = torch.optim.AdamW if optimiser.name == "adamw" else torch.optim.Adam
     return kind(
@@ -57,6 +57,11 @@ def build(optimiser: OptimiserRecipe, named: Named, rate: Tensor) -> torch.optim
         fused=True,
         capturable=rate.is_cuda,
     )
+
+
+def _is_gain(name: str) -> bool:
+    """Whether a parameter is a gain of weight norm; the tensor RNN has one a symbol and row, as a matrix."""
+    return name.rpartition(".")[2].startswith("g_")
 
 
 class NormalisedRMSprop(torch.optim.Optimizer):

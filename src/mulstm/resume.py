@@ -39,7 +39,9 @@ class Progress:
     norms: float = 0.0
 
 
-def save(path: Path, update: Update, progress: Progress, corpus: dict[str, Any]) -> None:
+def save(
+    path: Path, update: Update, progress: Progress, corpus: dict[str, Any], source: dict[str, Any]
+) -> None:
     """Writes everything. All processes must call it: each has its own lanes' states. The first one writes."""
     tensors: dict[str, Tensor] = {"generator": update.generator.get_state()}
     tensors |= {f"model.{name}": tensor for name, tensor in update.model.state_dict().items()}
@@ -54,6 +56,7 @@ def save(path: Path, update: Update, progress: Progress, corpus: dict[str, Any])
         "kind": KIND,
         "progress": dataclasses.asdict(progress),
         "corpus": corpus,
+        "source": source,
         "device": update.share.device.type,
     }
     update.share.by_first(lambda: tensorfile.write(path, tensors, meta))

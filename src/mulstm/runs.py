@@ -37,7 +37,7 @@ class Run:
     @classmethod
     def create(cls, recipe: Recipe, *, root: Path = ROOT) -> Run:
         """A new folder root/<recipe>/<date>-seed<k> with the recipe in it."""
-        parent = root / (recipe.name or "unnamed")
+        parent = _home(recipe.name, root)
         stamp = f"{time.strftime('%Y-%m-%d-%H%M%S')}-seed{recipe.train.seed}"
         for n in range(1, 1000):
             path = parent / (stamp if n == 1 else f"{stamp}-{n}")
@@ -174,7 +174,12 @@ def _require_run(path: Path) -> None:
 
 def newest_first(name: str, *, root: Path = ROOT) -> list[Path]:
     """The folders of a recipe's runs."""
-    return _newest_first(root / name, 0)
+    return _newest_first(_home(name, root), 0)
+
+
+def _home(name: str, root: Path) -> Path:
+    """Where the runs of a recipe are."""
+    return root / (name or "unnamed")
 
 
 def all_below(folder: Path) -> list[Path]:

@@ -135,7 +135,6 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
     lines = runs.read_log(job.folder)
     last = lines[-1] if lines else {}
     bits = progress.best_bits if recipe.evaluate.patience else progress.valid_bits
-    valid = job.corpus.split("valid").symbols_count
     return {
         "recipe": recipe.name,
         "set": list(trial.changes),
@@ -143,7 +142,7 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
         "parameters": job.update.model.parameter_count(),
         "valid_bits_per_char": None if diverged else bits,
         "train_bits_per_char": None if diverged else last.get("train_bits_per_char"),
-        "valid_symbols": min(recipe.evaluate.symbols or valid, valid),
+        "valid_symbols": job.valid_symbols,
         "evaluate_lanes": recipe.evaluate.lanes,
         "epochs": progress.update / job.epoch,
         "updates": progress.update,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -14,12 +15,13 @@ import torch
 from mulstm import checkpoint, console, earlier, files, machine, optim, outcome, parallel, resume, runs, units
 from mulstm import job as jobs
 from mulstm import recipe as recipes
+from mulstm.data.lanes import Lanes
 from mulstm.errors import RecipeError, RunError
 from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.job import Job
 from mulstm.nn import packed
 from mulstm.recipe import Recipe
-from mulstm.record_corpus import RecordChunk
+from mulstm.record_corpus import RecordChunk, RecordLanes
 from mulstm.signals import SignalError, heeding, listening
 from mulstm.update import GraphedUpdate
 
@@ -75,11 +77,7 @@ def train(
         job = jobs.build(
             recipe, share, stack, runs_dir=runs_dir, path=path, data_dir=data_dir, start_from=start_from
         )
-        if job.run is not None:
-            job.run.write_json("environment.json", machine.environment([job.hardware]))
-            if tensorboard:
-                job.board = jobs.board(job.folder)
-                stack.callback(job.board.close)
+        share.by_first(partial(_open_books, job, stack, tensorboard=tensorboard))
         stack.enter_context(listening(job.signals))
         job.setup_seconds = time.perf_counter() - started
         if minutes:
@@ -103,6 +101,15 @@ def train(
     return record, folder
 
 
+def _open_books(job: Job, stack: contextlib.ExitStack, *, tensorboard: bool) -> None:
+    """What the first process writes besides the model."""
+    if job.run is not None:
+        job.run.write_json("environment.json", machine.environment([job.hardware]))
+    if tensorboard:
+        job.board = jobs.board(job.folder)
+        stack.callback(job.board.close)
+
+
 def screen(job: Job, label: str) -> console.Progress:
     """What the terminal shows of the updates."""
     symbols = job.recipe.train.lanes * job.recipe.train.chunk
@@ -117,7 +124,8 @@ def screen(job: Job, label: str) -> console.Progress:
 def run_updates(job: Job) -> None:
     """Updates until the last one, an early stop, the end of the time, a signal, or a broken loss."""
     recipe, progress = job.recipe, job.progress
-    epoch, lanes = -1, jobs.lanes(recipe, job.corpus, 0)
+    epoch = -1
+    lanes: Lanes | RecordLanes
     if job.progress.update and job.is_validation_due:
         attend(job)
     mark = time.perf_counter()
@@ -203,6 +211,7 @@ def validate(job: Job) -> float | None:
             found = evaluate(
                 job.model, split, recipe.lanes, symbols=recipe.symbols, progress=heeding(job.signals)
             )
+            job.valid_symbols = found.symbols
             return found.bits_per_char
         except SignalError:
             return -1.0
@@ -221,7 +230,7 @@ def validate(job: Job) -> float | None:
             job.share.by_first(lambda: _write_model(job, earlier.BETTER, bits))
     else:
         progress.stale += 1
-        if recipe.patience and progress.stale >= recipe.patience:
+        if recipe.patience and progress.stale >= recipe.patience and progress.update < job.total:
             progress.stopped = f"{progress.stale} validations without a gain"
     return bits
 
@@ -242,17 +251,21 @@ def log(job: Job, valid_bits: float | None) -> None:
         "grad_norm": progress.norms / count,
         "symbols_per_second": speed,
     }
+    job.share.by_first(lambda: _write_line(job, line))
+    if job.screen is not None:
+        _show(job, nats, valid_bits)
+    progress.logged, progress.since = progress.update, progress.seconds
+    progress.nats = progress.norms = 0.0
+
+
+def _write_line(job: Job, line: dict[str, Any]) -> None:
     if job.run is not None:
         job.run.log(line)
     if job.board is not None:
         for name, value in line.items():
             if value is not None and name != "update":
-                job.board.add_scalar(name, value, progress.update)
+                job.board.add_scalar(name, value, line["update"])
         job.board.flush()
-    if job.screen is not None:
-        _show(job, nats, valid_bits)
-    progress.logged, progress.since = progress.update, progress.seconds
-    progress.nats = progress.norms = 0.0
 
 
 def save(job: Job) -> None:
@@ -264,10 +277,10 @@ def save(job: Job) -> None:
     state = job.folder / resume.NAME
     is_first = job.share.by_first(lambda: float(not state.exists()))
     if is_first:  # before any model: a run that has one and no state cannot go on
-        resume.save(state, job.update, job.progress, job.facts)
+        resume.save(state, job.update, job.progress, job.facts, job.source)
     job.share.by_first(lambda: _write_model(job, "last.safetensors", bits))
     if not is_first:
-        resume.save(state, job.update, job.progress, job.facts)
+        resume.save(state, job.update, job.progress, job.facts, job.source)
     job.share.by_first(lambda: earlier.settle_best(job.folder, job.progress))
     job.saved = time.monotonic()
 

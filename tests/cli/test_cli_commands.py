@@ -116,6 +116,16 @@ def test_a_short_text_gets_fewer_lanes(call: Call, text_file: Path, tmp_path: Pa
     assert copy.evaluate.lanes == 1
 
 
+def test_resume_with_the_file_of_the_recipe(call: Call, text_file: Path, tmp_path: Path) -> None:
+    first = json.loads(call("train", text_file, *settings(), "--runs-dir", tmp_path, "--json").out)
+    mine = tmp_path / "mine.toml"
+    mine.write_text((Path(first["folder"]) / "recipe.toml").read_text())
+    (Path(first["folder"]) / "metrics.json").unlink()
+    code, again, err = call("train", mine, "--resume", first["folder"], "--json")
+    assert code == 0, err
+    assert json.loads(again)["test_bits_per_char"] == first["test_bits_per_char"]
+
+
 def test_resume_by_folder_alone(call: Call, text_file: Path, tmp_path: Path) -> None:
     out = call("train", text_file, "--runs-dir", tmp_path, "--json", "-q", *settings()).out
     folder = Path(json.loads(out)["folder"])

@@ -310,6 +310,18 @@ def test_an_error_of_several_processes_is_told_once(tmp_path: Path) -> None:
     assert "terminate called" not in answer.err
 
 
+@pytest.mark.slow
+def test_an_error_of_the_first_process_alone_ends_all(text_file: Path, tmp_path: Path) -> None:
+    absent = tmp_path / "absent" / "tensorboard"
+    absent.mkdir(parents=True)
+    (absent / "__init__.py").write_text("raise ImportError")
+    given = ["train", text_file, *settings(), "--runs-dir", tmp_path / "runs", "--tensorboard"]
+    env = {"PYTHONPATH": f"{absent.parent}{os.pathsep}{environment()['PYTHONPATH']}"}
+    answer = ended(start(*GROUP, *given, module="torch.distributed.run", env=env))
+    assert answer.code == 1
+    assert answer.err.count("error: TensorBoard is not installed") == 1
+
+
 def test_files_are_read_as_utf8_in_any_locale(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "README.md").write_text(f"# A dash: –\n\n{report.BEGIN}\n{report.END}\n", encoding="utf-8")

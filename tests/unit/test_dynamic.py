@@ -203,6 +203,15 @@ def test_a_text_of_one_symbol_teaches_nothing(tmp_path) -> None:
     assert evaluate_dynamic(model, text.split("test"), R, SETTINGS).nats == 0
 
 
+def test_without_an_epsilon_what_no_text_moves_stays(model, text) -> None:
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    R["embedding"][0] = 0.0
+    assert (R["embedding"] > 0).any()
+    bare = dataclasses.replace(SETTINGS, epsilon=0.0, rate=1e-6)
+    found = evaluate_dynamic(model, text.split("test"), R, bare, symbols=70)
+    assert math.isfinite(found.nats)
+
+
 @pytest.mark.parametrize("how", [{"rate": float("inf")}, {"pull": float("nan")}, {"epsilon": -1.0}])
 def test_impossible_settings(how) -> None:
     with pytest.raises(MulstmError, match=r"of dynamic evaluation is .*\. Give a number of 0 or more"):

@@ -212,7 +212,7 @@ def test_wrong_outputs_are_told_before_any_work(
         raise AssertionError("read too early")
         yield
 
-    def refuse(**_: object) -> str:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path / ".mulstm-a1b2"))
 
     with pytest.raises(DataError, match="End it in one of"):
@@ -220,7 +220,7 @@ def test_wrong_outputs_are_told_before_any_work(
     with pytest.raises(DataError, match="does not exist"):
         embed_file(loaded, records(), tmp_path / "no" / "r.npz")
     with monkeypatch.context() as refusing:
-        refusing.setattr("tempfile.mkdtemp", refuse)
+        refusing.setattr("pathlib.Path.mkdir", refuse)
         with pytest.raises(DataError, match=f"The folder {tmp_path} cannot be written"):
             embed_file(loaded, records(), tmp_path / "r.npz")
     with pytest.raises(DataError, match="holds no record"):

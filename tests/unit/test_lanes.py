@@ -1,5 +1,6 @@
 """Lanes: unbroken stretches of a split, in chunks of one shape."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,3 +81,14 @@ def test_too_short_says_what_fits(tmp_path: Path) -> None:
         Lanes(split_of(tmp_path, bytes(50)), 1, 100, trim=True)
     with pytest.raises(DataError, match=r"The valid part of text is empty\. Train with a share"):
         Lanes(split_of(tmp_path, bytes(50), "valid", "95-0-5"), 1, 10, trim=False)
+
+
+def test_a_foreign_byte_is_told_by_its_place_in_the_text(tmp_path: Path) -> None:
+    text = split_of(tmp_path, b"ab" * 40 + b"z" + b"ab" * 40)
+    known = load(tmp_path / "text", alphabet="corpus").alphabet
+    (tmp_path / "other").write_bytes(b"ab" * 40 + b"!" + b"ab" * 40)
+    split = replace(load(tmp_path / "other").split("all"), alphabet=known)
+    assert text.symbols_count == split.symbols_count
+    for lanes, chunk in ((1, 200), (3, 7)):
+        with pytest.raises(DataError, match="at offset 80 is not in the alphabet"):
+            list(Lanes(split, lanes, chunk, trim=False))

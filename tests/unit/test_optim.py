@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mulstm import optim
-from mulstm.recipe import OptimiserRecipe
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe, OptimiserRecipe
 
 
 def test_linear_decay_is_the_authors() -> None:
@@ -183,3 +184,17 @@ def test_rmsprop_bears_what_every_optimiser_bears() -> None:
     assert float((W - 1).norm().detach()) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="Give them as one group"):
         optimiser.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+
+
+@pytest.mark.parametrize("cell", ["mlstm", "tensor-rnn"])
+def test_gains_of_weight_norm_do_not_decay(cell: str) -> None:
+    model = LanguageModel(ModelRecipe(cell=cell, hidden=3, weight_norm=True), 4)
+    named = list(model.named_parameters())
+    before = {name: tensor.detach().clone() for name, tensor in named}
+    optimiser = optim.build(OptimiserRecipe(name="adamw", weight_decay=0.5), named, torch.tensor(0.1))
+    for _, tensor in named:
+        tensor.grad = torch.zeros_like(tensor)
+    optimiser.step()
+    for name, tensor in named:
+        is_matrix = tensor.dim() >= 2 and not name.startswith("layers.0.g_")
+        assert torch.allclose(tensor, before[name] * (0.95 if is_matrix else 1.0)), name

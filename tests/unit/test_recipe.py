@@ -250,10 +250,19 @@ def test_the_rate_rises_for_a_tenth_of_a_run_at_most(length: str, warmup: int) -
 
 
 def test_what_the_user_says_is_not_fitted() -> None:
-    overrides = ["train.lanes = 64", "train.epochs=3", "optimiser.warmup=7"]
+    overrides = ["train.lanes = 64", "train.chunk=100", "train.epochs=3", "optimiser.warmup=7"]
     start = recipe.load("text", overrides)
     assert recipe.fit(start, 1_000, overrides) == start
     assert recipe.fit(start, 1_000, ["train.updates=5"]).train.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "lanes", "chunk"),
+    [("train.chunk=100", 1, 100), ("train.lanes=5", 5, 25), ("train.seed=2", 1, 100)],
+)
+def test_what_the_user_does_not_say_is_fitted_to_what_he_says(given: str, lanes: int, chunk: int) -> None:
+    found = recipe.fit(recipe.load("text", [given]), 1_000, [given]).train
+    assert (found.lanes, found.chunk) == (lanes, chunk)
 
 
 def test_the_page_explains_every_key_with_its_default() -> None:

@@ -260,7 +260,7 @@ def test_proteins_from_nothing_and_going_on_after_a_stop(tmp_path: Path) -> None
     fasta(tmp_path / "p.fasta", proteins(20))
     small = ["model.hidden=8", "model.embedding=4", "train.updates=6", "train.chunk=16", "evaluate.every=3"]
     recipe = _target.recipe_for(str(tmp_path / "p.fasta"), small, None)
-    assert (recipe.data.alphabet, recipe.train.lanes) == ("protein", 18)
+    assert (recipe.data.alphabet, recipe.train.lanes) == ("protein", 4)
     record, folder = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", quiet=True)
     assert checkpoint.load(folder).meta["source"] == {"convention": "protein"}
     assert record["updates"] == 6

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from made_records import add, cells, markdown
 from mulstm import recipe
@@ -76,3 +77,12 @@ def test_what_departs_besides_is_not_shown(results: Path, more: dict[str, Any]) 
 def test_a_cut_run_of_a_recipe_that_is_gone_is_not_shown(results: Path) -> None:
     add(results, "hutter/mlstm", 1.5, **cut("hutter/mlstm", epochs=9.5, recipe="hutter/mlstm-old"))
     assert cells(markdown(results), "**unregularised mLSTM**")[3] == "not run yet"
+
+
+def test_a_row_that_the_paper_does_not_have_is_drawn_without_its_level(results: Path) -> None:
+    add(results, "hutter/lstm-stacked-matched", 1.5)
+    drawn = {f.name: f for f in figures.all_of(records.read(results), None)}["learning-curves-hutter"]
+    assert [line["row"] for line in drawn.data["lines"]] == ["lstm-stacked-matched"]
+    picture = Figure()
+    figures._paint_curves(picture, drawn.data)
+    assert len(picture.axes[0].lines) == 1

@@ -206,3 +206,16 @@ def test_a_name_with_a_line_separator(tiny: Tiny, tmp_path: Path) -> None:
     (found,) = search.search([trial(tiny)], out=out)
     search._append(out, found | {"recipe": "a\u2028b"})
     assert [line["recipe"] for line in trials.read(out)] == [found["recipe"], "a\u2028b"]
+
+
+def test_lines_tell_how_much_was_read(tiny: Tiny, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{k} is a line of thirty letters\n" for k in range(200)))
+    records = ("evaluate.symbols=40", "data.records=lines", f"data.corpus={lines}", "train.rotate=false")
+    asked = [trial(tiny, "evaluate.symbols=40"), trial(tiny, *records)]
+    found = search.search(asked, out=tmp_path / "s.jsonl")
+    assert found[0]["valid_symbols"] == 40
+    assert 40 < found[1]["valid_symbols"] < 80  # records are read whole
+    told = trials._told(found, "s.jsonl")
+    assert "40 symbols of validation" in told
+    assert f"{found[1]['valid_symbols']} symbols of validation" in told

@@ -290,3 +290,14 @@ def test_validation_records_are_not_counted_between_validations(tiny: Tiny, tmp_
         assert (found.is_validation_due, asked) == (False, [])
         found.progress.update = 4
         assert (found.is_validation_due, asked) == (True, ["valid"])
+
+
+def test_masks_are_not_drawn_as_the_weights_were(tiny: Tiny, tmp_path: Path) -> None:
+    recipe = tiny("model.embedding=8", "init.embedding_range=1.0", "dropout.embedding=0.5")
+    with ExitStack() as stack:
+        made = job.build(
+            recipe, parallel.Share(), stack, runs_dir=tmp_path, path=None, data_dir=None, start_from=None
+        )
+        drawn = torch.rand(8, generator=made.update.generator)
+        start = made.update.model.embedding.flatten()[:8]
+    assert not torch.allclose(2 * drawn - 1, start, atol=1e-3)

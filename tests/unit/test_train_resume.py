@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +116,7 @@ def test_a_run_whose_time_is_over_is_recorded_as_it_is_and_goes_on(tiny: Tiny, t
     [
         (("train.updates=1",), 1, ""),
         (("evaluate.every=1", "evaluate.patience=1"), 2, "1 validations without a gain"),
+        (("evaluate.every=1", "evaluate.patience=1", "train.updates=2"), 2, ""),  # its last one anyway
     ],
 )
 def test_time_that_ends_with_the_run_cuts_nothing(
@@ -126,7 +128,9 @@ def test_time_that_ends_with_the_run_cuts_nothing(
     stopped: str,
 ) -> None:
     costs = iter([5.0, 6.0])
-    monkeypatch.setattr(train, "evaluate", lambda *g, **n: SimpleNamespace(bits_per_char=next(costs)))
+    monkeypatch.setattr(
+        train, "evaluate", lambda *g, **n: SimpleNamespace(bits_per_char=next(costs), symbols=9)
+    )
     seconds = 0.0
     for _ in range(updates):  # each time long enough for one update
         record, _ = run(tiny(*ending), tmp_path, minutes=(seconds + 1e-6) / 60, resume_from="auto")
@@ -312,6 +316,12 @@ def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> N
     ]
 
 
+def test_auto_finds_the_run_of_a_recipe_without_a_name(tiny: Tiny, tmp_path: Path) -> None:
+    recipe = replace(tiny(), name="")
+    _, cut = run(recipe, tmp_path, minutes=1e-9)
+    assert run(recipe, tmp_path, resume_from="auto")[1] == cut
+
+
 class Killed(BaseException):
     """Nothing of ours catches it, as nothing catches kill -9."""
 
@@ -342,3 +352,33 @@ def test_a_killed_run_finds_no_best_model_of_its_future(
     assert best.meta["metrics"]["update"] == record["best_valid_update"]
     assert best.meta["fingerprint"] == record["fingerprint"]
     assert not (folder / earlier.BETTER).exists()
+
+
+def test_killed_in_the_first_save_of_a_start(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = run(tiny(), tmp_path / "first")
+
+    def killed(*given: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "_write_model", killed)
+        with pytest.raises(Killed):
+            run(tiny(), tmp_path, start_from=first)
+    (folder,) = runs.newest_first("text", root=tmp_path)
+    assert not (folder / "last.safetensors").exists()
+    for which in ("auto", str(folder)):
+        with pytest.raises(RunError, match=r"was ended before it had begun\. Start a new run with --from"):
+            run(tiny(), tmp_path, resume_from=which, start_from=first)
+
+
+def test_a_state_of_an_earlier_version_has_its_origin_in_the_model(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = run(tiny(), tmp_path / "first")
+    folder = killed(monkeypatch, 1, tiny(), tmp_path, first)
+    tensors, meta = tensorfile.read(folder / "resume.safetensors", "training state")
+    assert meta.pop("source")["tuned_from"]
+    tensorfile.write(folder / "resume.safetensors", tensors, meta)
+    assert earlier.tuned_from(folder) == checkpoint.load(first).meta["fingerprint"]

@@ -12,7 +12,7 @@ from mulstm.checkpoint import Checkpoint
 from mulstm.cli._text import part_of
 from mulstm.data.corpus import Split
 from mulstm.data.store import cache_folder
-from mulstm.dynamic import Settings, Statistics, kept_statistics, moving
+from mulstm.dynamic import BATCHES, LANES, Settings, Statistics, kept_statistics, moving
 from mulstm.errors import CheckpointError
 from mulstm.evaluate import Evaluation
 from mulstm.job import hardware
@@ -20,7 +20,6 @@ from mulstm.machine import commit
 from mulstm.nn.model import LanguageModel
 from mulstm.report.records import UNROUNDED, read_one
 
-LANES, BATCHES = 100, 500  # from which the statistics are gathered
 REMEDY = "Leave --dynamic out, which wants that text."
 
 

@@ -44,7 +44,8 @@ def command(
 
     if not target and resume in (None, "auto"):
         raise typer.BadParameter("give a text, a recipe, or --resume with a run's folder")
-    if target and (resume in (None, "auto") or not Path(target).exists()):
+    is_text = target and Path(target).exists() and not target.endswith(".toml")
+    if target and (resume in (None, "auto") or not is_text):
         recipe = _target.recipe_for(target, overrides or [], data_dir, start_from)
     else:  # a run knows its recipe; a text says where that of the run is now
         where = [f"data.corpus={target}"] if target else []

@@ -57,8 +57,13 @@ class Split:
 
     def pairs(self, places: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
         """For each place the symbol before it and the symbol there."""
-        found = self.text.take(np.stack([places - 1, places]) + self.start)
-        x, y = self.alphabet.encode(found)
+        where = np.stack([places - 1, places]) + self.start
+        try:
+            x, y = self.alphabet.encode(self.text.take(where))
+        except DataError:  # which counted in the block: say it again with the place in the text
+            for place in np.unique(where):
+                self.alphabet.encode(self.text.read(place, place + 1), offset=int(place))
+            raise
         return x, y
 
     def raw(self) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import secrets
 import shutil
-import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,21 +32,21 @@ class Store:
     """
 
     def __init__(self, folder: Path, widths: dict[str, int]) -> None:
+        self._folder = folder / f".mulstm-{secrets.token_hex(8)}"
+        # A signal may come at any moment from here on, also before the block is entered.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix=".mulstm-", dir=folder))
+            self._folder.mkdir(mode=0o700)
         except OSError as error:
+            self._remove.detach()
             raise DataError(
                 f"The folder {folder} cannot be written ({error.strerror or error}). Choose another place."
             ) from None
         self.widths = widths
         self.count = self.total = 0
         self.longest_id = 1
-        try:
-            self._files: dict[str, BinaryIO] = {n: (self._folder / n).open("w+b") for n in (*widths, "ids")}
-            self._offsets = (self._folder / "offsets").open("w+b")
-        except BaseException:  # a signal too: nobody has entered the block yet that takes the folder away
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        self._files: dict[str, BinaryIO] = {n: (self._folder / n).open("w+b") for n in (*widths, "ids")}
+        self._offsets = (self._folder / "offsets").open("w+b")
 
     def __enter__(self) -> Self:
         return self
@@ -56,7 +57,7 @@ class Store:
         for file in (*self._files.values(), self._offsets):
             with contextlib.suppress(OSError):  # a full disk does not take the last of them
                 file.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove()
         if isinstance(error, OSError) and error.errno in FULL:
             raise DataError(
                 f"{self._folder.parent} has no room for the rows ({error.strerror}). "

@@ -52,9 +52,11 @@ def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: i
     """
     given = overridden(overrides)
     train = recipe.train
-    if not given & {"train.lanes", "train.chunk"}:
-        chunk = max(1, min(train.chunk, symbols // 8))
-        train = replace(train, chunk=chunk, lanes=max(1, min(train.lanes, symbols // (8 * chunk))))
+    if "train.chunk" not in given:
+        lanes = train.lanes if "train.lanes" in given else 1
+        train = replace(train, chunk=max(1, min(train.chunk, symbols // (8 * lanes))))
+    if "train.lanes" not in given:
+        train = replace(train, lanes=max(1, min(train.lanes, symbols // (8 * train.chunk))))
     epoch = max(1, symbols // (train.lanes * train.chunk))
     if not given & {"train.epochs", "train.updates"}:
         epochs = min(max(train.epochs, FEWEST_UPDATES / epoch), 4 * train.epochs, MOST_UPDATES / epoch)

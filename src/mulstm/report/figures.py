@@ -73,7 +73,9 @@ def _paint_curves(picture: Any, data: Any) -> None:
     axes.set_ylabel("validation bits/char")
     axes.set_xscale("log")
     lowest = min(bits for line in data["lines"] for _, bits in line["points"])
-    lowest = min([lowest, *(data["paper"][line["row"]] for line in data["lines"])])
+    drawn = {line["row"] for line in data["lines"]}
+    levels = {row: level for row, level in data["paper"].items() if row in drawn}
+    lowest = min([lowest, *levels.values()])
     first = [line["points"][max(0, len(line["points"]) // 20)][1] for line in data["lines"]]
     highest = min(max(first), lowest + 0.8)
     axes.set_ylim(lowest - 0.03, highest + 0.03)
@@ -85,7 +87,7 @@ def _paint_curves(picture: Any, data: Any) -> None:
         style = "-" if line["kind"] == "fast" else (0, (4, 2))
         x, y = zip(*line["points"], strict=True)
         axes.plot(x, y, color=colour, linestyle=style, label=line["label"])
-    _paint_levels(axes, {line["row"]: data["paper"][line["row"]] for line in data["lines"]})
+    _paint_levels(axes, levels)
     _minutes_axis(axes.xaxis)
     picture.legend(loc="outside lower center", ncols=2)
 

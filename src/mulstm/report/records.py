@@ -166,10 +166,9 @@ def place(results: Path, recipe: str, seed: int) -> Path:
 
 def publish(run: Path, results: Path) -> Path:
     """Puts the record of a finished run, and its thinned log, where `read` finds them."""
-    try:
-        values = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise RunError(f"{run} has no record yet. Let the run finish: mulstm train --resume {run}.") from None
+    if not (run / "metrics.json").is_file():
+        raise RunError(f"{run} has no record yet. Let the run finish: mulstm train --resume {run}.")
+    values = read_one(run / "metrics.json").values
     path = place(results, values["recipe"], values["seed"])
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = thinned(runs.read_log(run))
@@ -211,7 +210,7 @@ def shown_of_row(records: Sequence[Record], table: str, row: str, kind: str) -> 
     every = all_of_row(records, table, row, kind)
     cut = [r for r in every if r.is_cut and r["test_bits_per_char"] is not None]
     longest = [max(cut, key=lambda r: float(r["epochs"]))] if cut else []
-    return [r for r in every if r["complete"]] or longest
+    return of_row(records, table, row, kind) or longest
 
 
 def mean(records: Sequence[Record], key: str) -> float | None:

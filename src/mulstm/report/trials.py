@@ -100,9 +100,13 @@ def _bits(value: float | None) -> str:
 
 
 def _told(trials: Sequence[Result], file: str) -> str:
-    """How they were measured, where that is the same for all."""
-    first = trials[0]
-    how = f"{first['valid_symbols']:,} symbols of validation in {first['evaluate_lanes']} lanes"
+    """How they were measured; a trial that broke down before its first validation was not."""
+    measured = [t for t in trials if t["valid_symbols"]] or trials
+    how = " and ".join(
+        dict.fromkeys(
+            f"{t['valid_symbols']:,} symbols of validation in {t['evaluate_lanes']} lanes" for t in measured
+        )
+    )
     where = " and ".join(dict.fromkeys(f"{t['hardware']}, {t['precision']}" for t in trials))
     return f"`search/{file}`: {how}; {where}."
 
