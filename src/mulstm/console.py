@@ -71,7 +71,9 @@ def is_live() -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 42 s, 3 min 20 s, 1 h 05 min."""
+    """Seconds as people say them: 0.4 s, 42 s, 3 min 20 s, 1 h 05 min."""
+    if 0 < seconds < 0.95:
+        return f"{max(seconds, 0.1):.1f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -87,6 +89,11 @@ def quantity(count: float) -> str:
             value = count / scale
             return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{letter}"
     return f"{count:.0f}"
+
+
+def counted(n: int, noun: str) -> str:
+    """So many of them: 1 record, 2,000 records."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def decimal(value: float, digits: int) -> str:
@@ -135,7 +142,7 @@ class Progress:
         now = self._updated = time.monotonic()
         self._done = done
         if bits_per_char is not None:
-            self._extra["bits/char"] = f"{bits_per_char:.3f}"
+            self._extra["bits/char"] = decimal(bits_per_char, 3)
         self._extra |= extra
         if not self._marks:
             self._marks = [(now, done)] if done >= self._warm else []
@@ -194,8 +201,10 @@ class Progress:
 
 
 @contextlib.contextmanager
-def moving(total: int, label: str, quiet: bool, unit: str) -> Iterator[Callable[[int], None]]:
-    """A function to be told how many more are done."""
+def moving(
+    total: int, label: str, quiet: bool, unit: str, passes: int = 1
+) -> Iterator[Callable[[int], None]]:
+    """A function to be told how many more are done; of each it hears `passes` times."""
     if quiet:
         yield lambda more: None
         return
@@ -205,7 +214,7 @@ def moving(total: int, label: str, quiet: bool, unit: str) -> Iterator[Callable[
         def add(more: int) -> None:
             nonlocal done
             done += more
-            screen.update(done)
+            screen.update(done // passes)
 
         yield add
 

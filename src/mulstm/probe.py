@@ -61,7 +61,7 @@ def find(
     rarest = int(np.bincount(y).min())
     if rarest < 5:
         raise DataError(
-            f'Only {rarest} records carry the label "{labels[int(np.bincount(y).argmin())]}". '
+            f'Too few records ({rarest}) carry the label "{labels[int(np.bincount(y).argmin())]}". '
             "Give at least five of each."
         )
     X = getattr(embed(loaded, [record.text for record in records]), of)

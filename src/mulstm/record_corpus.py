@@ -22,7 +22,7 @@ from mulstm.data.alphabet import Alphabet, Bytes
 from mulstm.data.corpus import Corpus, Split, shares_of
 from mulstm.data.text import Text
 from mulstm.errors import DataError
-from mulstm.files import replacing
+from mulstm.files import reason_of, replacing
 from mulstm.recipe import DataRecipe
 
 Numbers = NDArray[np.int64]
@@ -153,8 +153,10 @@ def load(d: DataRecipe, data_dir: str | Path | None = None) -> Corpus:
     if not d.records:
         return data.load(d.corpus, data_dir=data_dir, split=d.split, protocol=d.protocol, alphabet=d.alphabet)
     path = Path(d.corpus)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder, and records come from one file. Give a file ({d.records}).")
     if not path.is_file():
-        raise DataError(f"There is no file {path}. Give a file of {d.records} records.")
+        raise DataError(f"There is no file {path}. Give a file of records ({d.records}).")
     if d.alphabet not in ALPHABETS:
         raise DataError(
             f'Records cannot be read with data.alphabet = "{d.alphabet}". Say one of {", ".join(ALPHABETS)}.'
@@ -175,8 +177,14 @@ def _encoded(path: Path, d: DataRecipe, convention: Convention) -> Path:
     beside = target.with_suffix(".npy")
     if store.is_sound(target) and store.is_sound(beside):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    store.sweep(target.parent)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        store.sweep(target.parent)
+    except OSError as error:
+        raise DataError(
+            f"The records of {path} cannot be kept in {target.parent} ({reason_of(error)}). "
+            "Make room there, or set XDG_CACHE_HOME to another folder."
+        ) from None
     offsets = array("q", [0])
     with replacing(target) as temporary, temporary.open("wb") as out:
         for record in records.read(str(path), kind=d.records, column=d.column):

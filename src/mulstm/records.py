@@ -244,7 +244,7 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
                     continue
                 if len(row) != len(header):
                     raise DataError(
-                        f"{path}, row {number}: {len(row)} fields, but the header has {len(header)}. Mend it."
+                        f"{path}, row {number}: {len(header)} fields in the header, {len(row)} here. Mend it."
                     )
                 body, name, label = (row[place] if place >= 0 else "" for place in places)
                 text_bytes = body.encode("utf-8", errors="surrogateescape")

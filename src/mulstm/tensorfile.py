@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 from mulstm import files
@@ -31,17 +32,29 @@ Read = TypeVar("Read")
 
 def write(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Replaces `path` in one step: a reader, or a run killed at any moment, sees the old file or the new."""
+    plain, metadata = _plain(tensors, meta)
+    with files.replacing(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata=metadata)
+        except SafetensorError as fault:
+            raise OSError(None, str(fault)) from fault
+
+
+def size_of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
+    """The bytes of the file that `write` would make."""
+    plain, metadata = _plain(tensors, meta)
+    return len(save_bytes(plain, metadata=metadata))
+
+
+def _plain(
+    tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     # safetensors refuses shared memory and strides, so each tensor gets memory of its own.
     plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
     meta = {"format": FORMAT, **meta}
     if "fingerprint" not in meta:
         meta = {**meta, CHECKSUM: checksum([meta], plain)}
-    text = json.dumps(meta, sort_keys=True, allow_nan=False)
-    with files.replacing(path) as temporary:
-        try:
-            save_file(plain, temporary, metadata={KEY: text})
-        except SafetensorError as fault:
-            raise OSError(None, str(fault)) from fault
+    return plain, {KEY: json.dumps(meta, sort_keys=True, allow_nan=False)}
 
 
 def read(path: Path, kind: str, sealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -340,7 +340,7 @@ def _is_due(job: Job) -> bool:
 def _show(job: Job, nats: float, valid_bits: float | None = None) -> None:
     if job.screen is not None:
         symbols = job.recipe.train.lanes * job.recipe.train.chunk
-        extra = {} if valid_bits is None else {"valid": f"{valid_bits:.3f}"}
+        extra = {} if valid_bits is None else {"valid": console.decimal(valid_bits, 3)}
         job.screen.update(job.progress.update * symbols, bits_per_char=units.bits(nats), **extra)
 
 

@@ -15,7 +15,7 @@ import pytest
 from process import Call, environment
 
 from codec_models import integer
-from made import made_text
+from made import made_text, settings
 from mulstm.cli._ending import ending_tidily
 from mulstm.codec.archive import compress
 from mulstm.codec.integer import load, save
@@ -66,7 +66,9 @@ def test_what_quantize_left_beside_a_checkpoint_is_used(call: Call, trained: Pat
     model, kept = (note.with_name(f"m{end}.safetensors") for end in ("", ".integer"))
     model.write_bytes((trained / "last.safetensors").read_bytes())
     given = ("compress", model, note, "--force", "--lanes", 20)
+    size = json.loads(call(*given, "--json").out)["model_bytes"]  # of what is made for this once
     assert call("quantize", model).code == 0
+    assert size == kept.stat().st_size
     code, out, err = call(*given, "--json")
     assert (code, "integer model" in err) == (0, False)
     assert json.loads(out)["model_bytes"] == kept.stat().st_size
@@ -94,6 +96,33 @@ def test_damage_and_the_wrong_model_end_with_four(
     code, _, err = call("decompress", trained, note, "-o", tmp_path / "out")
     assert code == 4
     assert "not a .mul archive" in err
+
+
+def test_progress_is_of_the_file_whether_it_is_verified_or_not(
+    call: Call, trained: Path, note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("mulstm.console.Progress._show", lambda progress: lines.append(progress.line()))
+    monkeypatch.setattr("mulstm.codec.archive.length_of", lambda path: None)
+    for more in ("--verify", "--no-verify"):
+        assert call("compress", trained, note, "--force", more).code == 0
+        assert lines[-1].startswith("compress  1.50k bytes"), lines[-1]
+
+
+def test_an_archive_that_is_not_there(call: Call, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"kept")
+    code, _, err = call("decompress", trained, tmp_path / "a.mul")
+    assert (code, f"There is no file {tmp_path / 'a.mul'}" in err) == (3, True)
+
+
+def test_bytes_that_a_model_does_not_know_are_counted(call: Call, text_file: Path, tmp_path: Path) -> None:
+    given = ["--runs-dir", tmp_path / "r", "-q", "--json", "--device", "cpu"]
+    out = call("train", text_file, *settings("data.alphabet=corpus"), *given).out
+    other = tmp_path / "other.txt"
+    other.write_bytes(text_file.read_bytes()[:500] + b"\xfe\xff" * 9)
+    found = call("quantize", json.loads(out)["folder"], "-o", tmp_path / "i.safetensors", "--against", other)
+    assert found.code == 0
+    assert f"left out: 18 bytes of {other}" in found.err
 
 
 def test_usage(call: Call, trained: Path, note: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import no_grad, zeros
 
 from made import settings, text_recipe
 from mulstm import checkpoint, cli, recipe, runs
+from mulstm.cli import _text
 from mulstm.errors import CheckFailedError, RecipeError
 
 
@@ -28,6 +29,46 @@ def told(answer: Answer, code: int, *words: str) -> None:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_text_with_the_name_of_a_corpus(
+    call: Call, trained: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "a.txt").write_bytes(text_file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    for words in (("train", "python", "--device", "cpu"), ("evaluate", trained, "python")):
+        told(call(*words), 3, "python is the name of a corpus, and of a file or folder here", "./python")
+    assert call("evaluate", trained, "./python", "-q").code == 0
+    # What has its very size is the corpus itself.
+    with (tmp_path / "enwik8").open("wb") as file:
+        file.truncate(100_000_000)
+    _text.require_one_meaning("enwik8")
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_any_work(
+    call: Call, trained: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    told(call("score", trained, text_file, "--html", tmp_path / "h.html"), 3, f"{tmp_path} cannot be written")
+
+
+def test_records_and_a_folder_or_a_cache_that_is_none(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--set", "data.records=lines", "--device", "cpu"]
+    told(call("train", tmp_path, *given), 3, f"{tmp_path} is a folder, and records come from one file")
+    told(call("train", "./no.txt", *given), 3, "There is no file")
+    (tmp_path / "lines.txt").write_text("one\ntwo\nthree\n" * 30)
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    told(call("train", tmp_path / "lines.txt", *given), 3, "cannot be kept in", "XDG_CACHE_HOME")
+
+
+def test_a_key_like_no_other(call: Call, text_file: Path) -> None:
+    told(
+        call("train", text_file, "--set", "foo=1"), 3, 'unknown key foo: "mulstm recipes show text" has them'
+    )
 
 
 def test_unknown_recipe_keys(call: Call, text_file: Path, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_tables_align_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")]
+    ("seconds", "text"), [(0.4, "0.4 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")]
 )
 def test_durations(seconds: float, text: str) -> None:
     assert console.duration(seconds) == text

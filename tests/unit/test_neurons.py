@@ -160,7 +160,7 @@ def test_units_that_know_a_label_are_found() -> None:
     assert len(probe.find(loaded, three).labels) == 3
     with pytest.raises(DataError, match="at least two different"):
         probe.find(loaded, [r._replace(label="x") for r in records])
-    with pytest.raises(DataError, match='Only 1 records carry the label "rare"'):
+    with pytest.raises(DataError, match='Too few records \\(1\\) carry the label "rare"'):
         probe.find(loaded, [records[0]._replace(label="rare"), *records])
     with pytest.raises(DataError, match="no representation"):
         probe.find(loaded, records, of="h")

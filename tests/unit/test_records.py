@@ -130,7 +130,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.csv", "a,b\n1,2\n", {}, "none of the columns a, b"),
         ("t.csv", "a,b\n1,2\n", {}, "with --column (train: --set data.column=NAME)"),
         ("t.csv", "text,b\n1,2\n", {"column": "c"}, 'no column "c" among text, b'),
-        ("t.csv", "text,b\n1,2\n3\n", {}, "row 2: 1 fields, but the header has 2"),
+        ("t.csv", "text,b\n1,2\n3\n", {}, "row 2: 2 fields in the header, 1 here"),
         ("t.csv", "text,b,text\n1,2,3\n", {}, "two columns are called text"),
         ("t.csv", 'b,text\n1,"two\n3,four\n', {}, "line 3: unexpected end of data"),
         ("t.csv", 'b,text\n1,"two"x\n', {}, "line 2: ',' expected after '\"'"),

@@ -41,7 +41,7 @@ def test_a_row_of_the_paper(results: Path) -> None:
 
 
 def test_rows_without_a_fast_recipe_do_not_wait_for_one(results: Path) -> None:
-    assert cells(markdown(results), "**the same, start and step as the mLSTM's**")[3:5] == [
+    assert cells(markdown(results), "**the same, optimiser as the mLSTM's, start chosen**")[3:5] == [
         "not run yet",
         "–",
     ]

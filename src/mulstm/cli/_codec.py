@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mulstm import console
+from mulstm.errors import DataError
 
 if TYPE_CHECKING:
     from mulstm.codec.network import Network
@@ -49,21 +50,29 @@ def files_of(model: Path) -> tuple[Path, Path]:
     return found, default_path(found)
 
 
-def network_of(model: Path, device: str, products: str, threads: int, quiet: bool) -> tuple[Network, Path]:
-    """The integer network of MODEL on the device, and the file it came from."""
+def require_there(file: Path) -> None:
+    """Raises DataError where there is no such input, before anything is said of the output."""
+    if str(file) != "-" and not file.exists():
+        raise DataError(f"There is no file {file}. Give the path of a file that exists.")
+
+
+def network_of(model: Path, device: str, products: str, threads: int, quiet: bool) -> tuple[Network, int]:
+    """The integer network of MODEL on the device, and the bytes of its file, where it is or would be kept."""
     sleep_while_waiting()
     import torch
 
     from mulstm import parallel
+    from mulstm.codec import integer
     from mulstm.codec.network import Network
     from mulstm.codec.source import open_model
 
     if threads:
         torch.set_num_threads(threads)
-    integer, file, made = open_model(model)
+    found, file, made = open_model(model)
     if made and not quiet:
         console.note(f'made the integer model of {file}; "mulstm quantize" keeps it for the next time')
-    return Network(integer, parallel.pick(device), products), file
+    size = integer.size_of(found) if made else file.stat().st_size
+    return Network(found, parallel.pick(device), products), size
 
 
 def tell(target: Path, line: str, facts: dict[str, Any], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,8 @@ def require_room(
         raise DataError(f"{target} does not end in {' or '.join(endings)}. Give a path that does.")
     if not target.parent.is_dir():
         raise DataError(f"The folder {target.parent} does not exist. Make it first.")
+    if not os.access(target.parent, os.W_OK):
+        raise DataError(f"The folder {target.parent} cannot be written. Choose another place.")
     if target.is_dir():
         raise DataError(f"{target} is a folder. Give the path of a file.")
     if not target.exists():

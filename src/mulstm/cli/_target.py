@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from mulstm import recipe, record_corpus, runs
+from mulstm.cli._text import require_one_meaning, two_meanings
 from mulstm.convention import name_of
 from mulstm.data.known import KNOWN
 from mulstm.errors import CheckpointError, DataError
@@ -30,10 +31,8 @@ def recipe_for(
     """
     is_recipe = target in recipe.names()
     if is_recipe and "/" not in target and Path(target).exists():
-        raise DataError(
-            f"{target} is the name of a recipe, and of a file or folder here. "
-            f"Say ./{target} for the latter; for the recipe, start from another folder."
-        )
+        raise two_meanings(target, "recipe")
+    require_one_meaning(target)
     if is_recipe or target.endswith(".toml"):
         return recipe.load(target, overrides)
     if target not in KNOWN and not Path(target).exists():

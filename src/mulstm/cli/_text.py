@@ -17,12 +17,30 @@ if TYPE_CHECKING:
     from mulstm.checkpoint import Checkpoint
 
 
+def require_one_meaning(text: str) -> None:
+    """Raises DataError where a file or folder here, other than the corpus itself, goes by a corpus's name."""
+    path = Path(text)
+    if text not in KNOWN or not path.exists():
+        return
+    if not path.is_file() or path.stat().st_size != sum(file.size for file in KNOWN[text].files):
+        raise two_meanings(text, "corpus")
+
+
+def two_meanings(name: str, kind: str) -> DataError:
+    """What to say of a name that stands for two things."""
+    return DataError(
+        f"{name} is the name of a {kind}, and of a file or folder here. "
+        f"Say ./{name} for the latter; for the {kind}, start from another folder."
+    )
+
+
 def is_own(model: Checkpoint, text: str) -> bool:
     """Whether the text that the model was trained on is meant: none is named, or that one by any path.
 
     Another text of the same name is another text: what is in it decides, where the model knows that. All of
     it is read for that, so it is asked once a command.
     """
+    require_one_meaning(text)
     trained = model.recipe.data
     if not text or not KNOWN.keys().isdisjoint({text, trained.corpus}):
         return text in ("", trained.corpus)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, tell
+from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, require_there, tell
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
@@ -34,7 +34,8 @@ def command(
     adaptive: Annotated[
         bool,
         typer.Option(
-            "--adaptive/--static", help="Go on learning from what has been coded: smaller and slower."
+            "--adaptive/--static",
+            help="Go on learning from what has been coded: slower, and smaller the longer the file is.",
         ),
     ] = True,
     verify: Annotated[
@@ -64,36 +65,40 @@ def command(
         raise typer.BadParameter("goes with --bench only", param_hint="--figure")
     if file.is_dir():
         raise DataError(f"{file} is a folder. Give a file; tar makes one of a folder.")
+    require_there(file)
     target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
     if not bench:
         require_room(target, force, read=(file, *files_of(model)))
     elif figure is not None:
         require_room(figure, force, read=(file,), endings=(".svg",))
         require_room(figure.with_suffix(".png"), force, read=(file,))
-    network, source = network_of(model, device, products, threads, quiet)
+    network, model_bytes = network_of(model, device, products, threads, quiet)
     how: dict[str, Any] = {"lanes": lanes or None, "block": block, "coder": coder}
     if bench:
-        _bench(network, source, file, how, figure, quiet, as_json)
+        _bench(network, model_bytes, file, how, figure, quiet, as_json)
         return
     how |= {"adaptive": adaptive, "verify": verify}
     from mulstm.codec import archive
 
-    total = (archive.length_of(file) or 0) * (2 if verify else 1)  # the way there, and the way back
-    with console.moving(total, "compress", quiet, "bytes") as show, ending_tidily(show) as progress:
+    total, passes = archive.length_of(file) or 0, 2 if verify else 1  # the way there, and the way back
+    with (
+        console.moving(total, "compress", quiet, "bytes", passes) as show,
+        ending_tidily(show) as progress,
+    ):
         done = archive.compress_path(file, target, network, progress=progress, **how)
     many = "lane" if done.lanes == 1 else "lanes"
     line = (
-        f"{done.content:,} -> {done.archive:,} bytes, {done.bits_per_byte:.4f} bits/byte, "
+        f"{done.content:,} -> {console.counted(done.archive, 'byte')}, {done.bits_per_byte:.4f} bits/byte, "
         f"{done.content / done.seconds / 1e3:,.1f} kB/s, {done.lanes} {many}"
     )
     line += ", verified" if verify else ", not verified"
-    facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": source.stat().st_size}
+    facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": model_bytes}
     tell(target, line, facts, as_json)
 
 
 def _bench(
     network: Any,
-    source: Path,
+    model_bytes: int,
     file: Path,
     how: dict[str, Any],
     figure: Path | None,
@@ -103,8 +108,8 @@ def _bench(
     from mulstm.codec import bench
 
     size = file.stat().st_size if file.is_file() else 0
-    with console.moving(4 * size, "bench", quiet, "bytes") as progress:
-        rows = bench.compare(network, source.stat().st_size, file, how, progress)
+    with console.moving(size, "bench", quiet, "bytes", passes=4) as progress:
+        rows = bench.compare(network, model_bytes, file, how, progress)
     if figure is not None:
         bench.draw(rows, figure)
     if as_json:

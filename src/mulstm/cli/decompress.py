@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, tell
+from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, require_there, tell
 from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
@@ -35,6 +35,7 @@ def command(
     if output is None and str(file) != "-" and file.suffix != ".mul":
         raise typer.BadParameter(f"{file} does not end in .mul, so say where to write", param_hint="--output")
     target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))
+    require_there(file)
     require_room(target, force, read=(file, *files_of(model)))
     network, _ = network_of(model, device, products, threads, quiet)
     from mulstm.codec import archive
@@ -44,7 +45,7 @@ def command(
     with console.moving(total, "decompress", quiet, "bytes") as show, ending_tidily(show) as progress:
         done = archive.decompress_path(file, target, network, coder=coder, progress=progress)
     line = (
-        f"{done.archive:,} -> {done.content:,} bytes, "
+        f"{done.archive:,} -> {console.counted(done.content, 'byte')}, "
         f"{done.content / done.seconds / 1e3:,.1f} kB/s, checksums agree"
     )
     tell(target, line, {"file": str(file), "output": str(target), **done.as_dict()}, as_json)

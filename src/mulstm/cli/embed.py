@@ -73,8 +73,9 @@ def command(
         console.result_json(facts)
     else:
         console.result(
-            f"{out}: {summary.records:,} record{'s' * (summary.records != 1)}, {summary.symbols:,} symbols "
-            f"in {console.duration(summary.seconds)}, {summary.symbols / summary.seconds:,.0f} symbols/s"
+            f"{out}: {console.counted(summary.records, 'record')}, "
+            f"{console.counted(summary.symbols, 'symbol')} in {console.duration(summary.seconds)}, "
+            f"{summary.symbols / summary.seconds:,.0f} symbols/s"
         )
 
 

@@ -185,7 +185,7 @@ def _facts(model: Path, loaded: Checkpoint, part: Split, found: Evaluation, lane
 def _told(part: Split, found: Evaluation) -> str:
     from mulstm import console
 
-    line = f"{found.bits_per_char:.4f} bits/char on {found.symbols:,} symbols"
+    line = f"{found.bits_per_char:.4f} bits/char on {console.counted(found.symbols, 'symbol')}"
     line += f" of {part.corpus} ({part.name})"
     if found.word_perplexity is not None:
         perplexity = console.decimal(found.word_perplexity, 2)

@@ -95,6 +95,6 @@ def _lines(facts: dict[str, Any], indent: str = "") -> list[str]:
         if isinstance(value, dict):
             lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
         else:
-            told = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            told = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
             lines.append(f"{indent}{name}: {told}")
     return lines

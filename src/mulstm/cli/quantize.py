@@ -71,3 +71,7 @@ def command(
             f"{facts['bits_per_char']:.4f} bits/char on {facts['symbols']:,} symbols; the checkpoint "
             f"{facts['parent_bits_per_char']:.4f}, whole numbers cost {facts['cost_bits_per_char']:+.5f}"
         )
+        if unknown := facts["unknown_bytes"]:
+            console.note(
+                f"left out: {console.counted(unknown, 'byte')} of {against}, not among the model's symbols"
+            )

@@ -76,7 +76,7 @@ def command(
         console.note(f"wrote {page}")
     if not as_json:
         line = (
-            f"{whole['records']:,} record{'s' * (whole['records'] != 1)}, {whole['symbols']:,} symbols: "
+            f"{console.counted(whole['records'], 'record')}, {console.counted(whole['symbols'], 'symbol')}: "
             f"{whole['bits_per_symbol']:.4f} bits/symbol, "
             f"perplexity {console.decimal(whole['perplexity'], 3)}"
         )

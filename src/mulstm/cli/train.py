@@ -82,12 +82,13 @@ def summary(record: dict[str, Any]) -> list[str]:
     for part in ("valid", "test"):
         if record.get(f"{part}_bits_per_char") is not None:
             bits, symbols = record[f"{part}_bits_per_char"], record[f"{part}_symbols"]
-            line = f"{part:<6} {bits:.4f} bits/char on {symbols:,} symbols"
+            line = f"{part:<6} {bits:.4f} bits/char on {console.counted(symbols, 'symbol')}"
             if f"{part}_word_perplexity" in record:
                 line += f", word perplexity {console.decimal(record[f'{part}_word_perplexity'], 2)}"
             lines.append(line)
     lines.append(
-        f"{record['updates']:,} updates ({record['epochs']:.2f} epochs) of {record['parameters']:,} weights, "
+        f"{console.counted(record['updates'], 'update')} ({record['epochs']:.2f} epochs) "
+        f"of {record['parameters']:,} weights, "
         f"{console.duration(record['train_seconds'])} on {record['hardware']}"
     )
     if record.get("stopped") not in ("", None, CUT):  # of a run that was cut short the reason says all

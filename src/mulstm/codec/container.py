@@ -174,7 +174,7 @@ class Reader:
                     f"This is not a .mul archive: it begins with {piece[:8]!r}. Give one that mulstm wrote."
                 )
             raise CheckFailedError(
-                f"The archive ends inside {where}, after {self.size + len(piece):,} bytes: it is cut short. "
+                f"The archive ends inside {where}, after byte {self.size + len(piece):,}: it is cut short. "
                 "Take another copy of it."
             )
         self.size += size

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mulstm import tensorfile
 from mulstm.data.alphabet import Alphabet
@@ -121,6 +122,15 @@ class IntegerModel:
 
 def save(path: Path, model: IntegerModel) -> None:
     """One safetensors file."""
+    tensorfile.write(path, *_parts(model))
+
+
+def size_of(model: IntegerModel) -> int:
+    """The bytes of that file."""
+    return tensorfile.size_of(*_parts(model))
+
+
+def _parts(model: IntegerModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
     meta = {
         "kind": KIND,
         "facts": model.facts(),
@@ -128,8 +138,7 @@ def save(path: Path, model: IntegerModel) -> None:
         "fingerprint": model.fingerprint.hex(),
         "more": {},  # of the format: room for notes, which compute nothing
     }
-    arrays = {name: torch.from_numpy(np.array(array)) for name, array in model.tensors().items()}
-    tensorfile.write(path, arrays, meta)
+    return {name: torch.from_numpy(np.array(array)) for name, array in model.tensors().items()}, meta
 
 
 def is_one(path: Path) -> bool:

@@ -25,8 +25,8 @@ def compare(loaded: Checkpoint, made: IntegerModel, file: Path, symbols: int) ->
     """Bits/char of both on the start of a file, in the same lanes; bytes without a symbol are left out."""
     with file.open("rb") as stream:
         content = stream.read(min(symbols, file.stat().st_size))
-    x = Spelling.of(made.alphabet).symbol_of[np.frombuffer(content, dtype=np.uint8)]
-    x = x[x >= 0]
+    every = Spelling.of(made.alphabet).symbol_of[np.frombuffer(content, dtype=np.uint8)]
+    x = every[every >= 0]
     if not len(x):
         raise DataError(
             f"{file} has no byte of the model's alphabet. Give a text like those it was trained on."
@@ -37,6 +37,7 @@ def compare(loaded: Checkpoint, made: IntegerModel, file: Path, symbols: int) ->
     mine, parents = integer_bits(Network(made), text), _parent_bits(loaded, text)
     return {
         "symbols": text.numel(),
+        "unknown_bytes": len(every) - len(x),
         "bits_per_char": mine / text.numel(),
         "parent_bits_per_char": parents / text.numel(),
         "cost_bits_per_char": (mine - parents) / text.numel(),

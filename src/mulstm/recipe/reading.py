@@ -250,8 +250,9 @@ def _unknown(key: str) -> str:
     """What to say of a key nobody knows: the nearest one, also when it stands in the wrong section."""
     last = key.rpartition(".")[2]
     near = [k for k in KEYS if k.rpartition(".")[2] == last]
-    near = near or difflib.get_close_matches(key, KEYS, n=1, cutoff=0)
-    return f"unknown key {key}: did you mean {' or '.join(near)}?"
+    near = near or difflib.get_close_matches(key, KEYS, n=1)
+    more = f"did you mean {' or '.join(near)}?" if near else '"mulstm recipes show text" has them all'
+    return f"unknown key {key}: {more}"
 
 
 def _report(source: str, faults: list[str]) -> None:

@@ -67,7 +67,7 @@ HUTTER = Table(
         Line("RHN (rec depth 7) + VD, Zilly 2017", 1.27, parameters="46M"),
         Line("Fast-slow LSTM (rec depth 4) + zoneout, Mujika 2017", 1.25, parameters="47M"),
         Line("2-layer stacked LSTM (RMS prop, 4 epoch)", 1.53, "lstm-stacked-rmsprop", extra="Adam"),
-        Line("the same, start and step as the mLSTM's", 0.0, "lstm-stacked-matched"),
+        Line("the same, optimiser as the mLSTM's, start chosen", 0.0, "lstm-stacked-matched"),
         Line("MI-LSTM", 1.53, "milstm", "22M"),
         Line("unregularised mLSTM (RMS prop, 4 epoch)", 1.42, "mlstm-rmsprop", "20M", extra="Adam"),
         Line("the same, unit as the paper's text has it", 1.42, "mlstm-rmsprop-text", "20M", extra="Adam"),
