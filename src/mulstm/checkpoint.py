@@ -163,6 +163,11 @@ def find(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
     if given.is_dir():
         found = _model_in(given) or next(filter(None, map(_model_in, runs.all_below(given))), None)
+        if found is None and runs.is_run(given):
+            raise CheckpointError(
+                f"The run in {given} has kept no model: it has just begun, or ended before its first. "
+                "Wait for it, or train again."
+            )
         if found is None:
             raise CheckpointError(
                 f"There is no checkpoint in the folder {given}. Train first, or give a .safetensors file."

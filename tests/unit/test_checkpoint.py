@@ -133,6 +133,10 @@ def test_a_folder_of_runs_stands_for_its_newest_with_a_model(
     newest = tmp_path / "runs" / name / "2026-01-02-seed1" / "last.safetensors"
     assert checkpoint.find(tmp_path / "runs" / name) == checkpoint.find(tmp_path / "runs") == newest
     (tmp_path / "empty").mkdir()
+    (tmp_path / "diverged").mkdir()
+    (tmp_path / "diverged" / "recipe.toml").touch()
+    with pytest.raises(CheckpointError, match=r"has kept no model: .*\. Wait for it, or train again"):
+        checkpoint.find(tmp_path / "diverged")
     with pytest.raises(CheckpointError, match="no checkpoint in the folder"):
         checkpoint.find(tmp_path / "empty")
 
