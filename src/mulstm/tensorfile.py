@@ -116,20 +116,15 @@ def read_meta(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-            raise CheckpointError(
-                f"{path} is a pickled or zipped file, which can run code when opened. "
-                'Give a .safetensors file, or see "mulstm import" for the formats of other projects.'
-            )
         if not 2 <= length <= min(size, 100_000_000):
-            raise _damaged_start(path, size)
+            raise _damaged_start(path, size, head)
         text = file.read(length)
     try:
         header = json.loads(text)
         beside = as_object(header.pop("__metadata__", None) or {})
         end = max((operator.index(entry["data_offsets"][1]) for entry in header.values()), default=0)
     except UNREADABLE as fault:
-        raise _damaged_start(path, size) from fault
+        raise _damaged_start(path, size, head) from fault
     if size != 8 + length + end:
         raise CheckpointError(
             f"{path} has {size:,} bytes and should have {8 + length + end:,}: it is cut short or damaged. "
@@ -162,7 +157,13 @@ def as_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _damaged_start(path: Path, size: int) -> CheckpointError:
+def _damaged_start(path: Path, size: int, head: bytes) -> CheckpointError:
+    # Asked last: the length of a sound header may begin with these bytes too.
+    if head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        return CheckpointError(
+            f"{path} is a pickled or zipped file, which can run code when opened. "
+            'Give a .safetensors file, or see "mulstm import" for the formats of other projects.'
+        )
     return CheckpointError(
         f"{path} is no safetensors file, or its start is damaged ({size:,} bytes). Give another file."
     )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,24 @@ def test_a_folder_of_runs_stands_for_its_newest_with_a_model(
         checkpoint.find(tmp_path / "diverged")
     with pytest.raises(CheckpointError, match="no checkpoint in the folder"):
         checkpoint.find(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("start", [b"\x80\x04", b"\x80\x05", b"PK"])
+def test_a_header_whose_length_looks_like_a_pickle(
+    start: bytes, model: LanguageModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.safetensors"
+    wanted = int.from_bytes(start, "little")
+    while wanted < 3_000:  # the same two bytes, in a longer header
+        wanted += 1 << 16
+    checkpoint.save(path, model, ALPHABET)
+    missing = wanted - struct.unpack("<Q", path.read_bytes()[:8])[0]
+    for more in range(missing - 60, missing):  # the note's name and its quotes take room too
+        checkpoint.save(path, model, ALPHABET, source={"note": "x" * more})
+        if struct.unpack("<Q", path.read_bytes()[:8])[0] == wanted:
+            break
+    assert path.read_bytes()[:2] == start
+    assert checkpoint.load(path).source["note"]
 
 
 def test_unknown_storage(model: LanguageModel, tmp_path: Path) -> None:

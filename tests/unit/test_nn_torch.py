@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -268,3 +269,40 @@ def test_many_gradients_at_once() -> None:
 def test_float64_stays_float64_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert layer()(X)[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"bias": 0.5},
+        {"batch_first": 1},
+        {"bidirectional": "yes"},
+        {"hidden_size": 6.0},
+        {"hidden_size": True},
+        {"num_layers": 1.0},
+        {"num_layers": 2, "dropout": "a"},
+        {"num_layers": 2, "dropout": True},
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(given: dict[str, Any]) -> None:
+    (name,) = given.keys() - {"num_layers"} or {"num_layers"}
+    with pytest.raises(TypeError, match=rf"^{name} is {given[name]!r}\. Give "):
+        MultiplicativeLSTM(5, **({"hidden_size": 6} | given))
+
+
+def test_a_step_may_be_cleared_in_place() -> None:
+    """As after an episode's end: h[done] = 0."""
+    cell = MultiplicativeLSTMCell(3, 4)
+    x = torch.randn(2, 2, 3)
+    grads = []
+    for in_place in (True, False):
+        h, c = cell(x[0])
+        if in_place:
+            h[0], c[0] = 0.0, 0.0
+        else:
+            on = torch.tensor([[0.0], [1.0]])
+            h, c = h * on, c * on
+        h, c = cell(x[1], (h, c))
+        grads.append(torch.autograd.grad((h * c).sum(), list(cell.parameters())))
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,8 @@ class _Base(Keeping):
         self, input_size: int, hidden_size: int, bias: bool, weight_norm: bool, unit: str, backend: str
     ) -> None:
         super().__init__()
-        for name, value in (("input_size", input_size), ("hidden_size", hidden_size)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}. Give at least 1.")
+        _require_counts(input_size=input_size, hidden_size=hidden_size)
+        _require_flags(bias=bias, weight_norm=weight_norm)
         if unit not in ("standard", "initial", "initial-text"):
             raise ValueError(f"There is no unit {unit!r}. Choose standard, initial or initial-text.")
         self.input_size, self.hidden_size = input_size, hidden_size
@@ -91,6 +90,20 @@ class _Base(Keeping):
         return ", ".join(parts)
 
 
+def _require_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}. Give a whole number.")
+        if value < 1:
+            raise ValueError(f"{name} is {value}. Give at least 1.")
+
+
+def _require_flags(**flags: bool) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}. Give True or False.")
+
+
 _USUAL = {
     "num_layers": 1,
     "bias": True,
@@ -132,8 +145,10 @@ class MultiplicativeLSTM(_Base):
         super().__init__(input_size, hidden_size, bias, weight_norm, unit, backend)
         if proj_size != 0:
             raise ValueError(f"proj_size is {proj_size}; projections are not made here. Use a Linear layer.")
-        if num_layers < 1:
-            raise ValueError(f"num_layers is {num_layers}. Give at least 1.")
+        _require_counts(num_layers=num_layers)
+        _require_flags(batch_first=batch_first, bidirectional=bidirectional)
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float):
+            raise TypeError(f"dropout is {dropout!r}. Give a number.")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}. Give a share from 0 to less than 1.")
         if dropout > 0 and num_layers == 1:
@@ -152,7 +167,13 @@ class MultiplicativeLSTM(_Base):
     def flatten_parameters(self) -> None:
         """Does nothing: there is nothing to flatten. Here because callers of torch.nn.LSTM call it."""
 
-    def forward(self, input: Any, hx: Hidden | None = None) -> tuple[Any, Hidden]:
+    @overload
+    def forward(self, input: Tensor, hx: Hidden | None = None) -> tuple[Tensor, Hidden]: ...
+    @overload
+    def forward(self, input: PackedSequence, hx: Hidden | None = None) -> tuple[PackedSequence, Hidden]: ...
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Hidden | None = None
+    ) -> tuple[Tensor | PackedSequence, Hidden]:
         """All h of the last layer in the form of the input, and (h_n, c_n) of every layer and direction."""
         if isinstance(input, PackedSequence):
             return self._packed(input, hx)
@@ -298,4 +319,5 @@ class MultiplicativeLSTMCell(_Base):
             state = State(h.to(dtype), c.to(wide))
         mx, zx, _ = project(w, x.unsqueeze(0).to(dtype), None, None)
         _, (h, c) = self.stack[0](w, mx, zx, None, state, None, self.backend)
+        h, c = h.clone(), c.clone()  # h[done] = 0, which torch's bears, must not reach what backward has kept
         return (h.squeeze(0), c.squeeze(0)) if single else (h, c)
