@@ -72,6 +72,10 @@ def search(
                 corpus = trial.recipe.data, text, jobs.corpus_facts(text)
             earlier = next((line for line in known if _is_of(line, trial.recipe, corpus[2])), None)
             if earlier is not None:
+                if note is not None and earlier["set"] != list(trial.changes):
+                    note(
+                        f"{what}: these are the settings of {' '.join(earlier['set']) or 'the one as it is'}"
+                    )
                 found.append(earlier)
                 continue
             if minutes and time.monotonic() - started >= 60 * minutes:

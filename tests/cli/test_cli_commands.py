@@ -14,6 +14,7 @@ import pytest
 from process import Call
 
 from made import settings
+from made_records import add
 from mulstm import checkpoint, recipe, report, reproduce
 from mulstm.codec.bench import STANDARD
 
@@ -329,7 +330,7 @@ def test_info_says_why_there_are_no_kernels(call: Call, monkeypatch: pytest.Monk
 
 def test_report(call: Call, tmp_path: Path) -> None:
     results = tmp_path / "results"
-    results.mkdir()
+    add(results, "hutter/mlstm", 1.4)
     page = tmp_path / "README.md"
     page.write_text(f"# Title\n\n{report.BEGIN}\n{report.END}\n")
     where = ("--results", results, "--readme", page)
@@ -348,7 +349,8 @@ def test_tables_beside_a_readme_of_other_things(
     (tmp_path / "results").mkdir()
     assert call("reproduce", "hutter", "--report-only").code == 0
     assert (tmp_path / "results" / "tables.md").is_file()
-    assert call("report") == (0, "", "")
+    add(tmp_path / "results", "hutter/mlstm", 1.4)
+    assert call("report").code == 0
     assert (tmp_path / "README.md").read_text() == "# Mine\n"
     code, _, err = call("report", "--readme", "README.md")
     assert (code, "has no place for the results" in err) == (3, True)

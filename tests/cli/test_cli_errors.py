@@ -384,3 +384,12 @@ def test_a_model_that_gives_no_numbers(call: Call, trained: Path, text_file: Pat
     checkpoint.save(path, loaded.model, loaded.alphabet, recipe=loaded.recipe)
     for option in ([], ["--json"]):
         told(call("evaluate", path, text_file, *option), 3, "gives no number for this text", "Train it again")
+
+
+def test_a_report_of_nothing(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    told(call("report", "--results", tmp_path / "results"), 3, "There are no records in")
+    assert list((tmp_path / "results").iterdir()) == []
+    (tmp_path / "results" / "search").mkdir()
+    assert call("report", "--results", tmp_path / "results").code == 0
+    assert "Nothing has changed" in call("report", "--results", tmp_path / "results").err

@@ -86,3 +86,11 @@ def test_a_row_that_the_paper_does_not_have_is_drawn_without_its_level(results: 
     picture = Figure()
     figures._paint_curves(picture, drawn.data)
     assert len(picture.axes[0].lines) == 1
+
+
+def test_a_fast_curve_is_called_what_its_recipe_is(results: Path) -> None:
+    add(results, "text8/lstm-small", 1.6)
+    add(results, "text8/lstm-small-fast", 1.5)
+    drawn = {f.name: f.data for f in figures.all_of(records.read(results), None)}
+    labels = [line["label"] for line in drawn["learning-curves-text8"]["lines"]]
+    assert labels == ["small LSTM (Adam), fast", "small LSTM (RMSprop), faithful"]

@@ -219,3 +219,12 @@ def test_lines_tell_how_much_was_read(tiny: Tiny, tmp_path: Path) -> None:
     told = trials._told(found, "s.jsonl")
     assert "40 symbols of validation" in told
     assert f"{found[1]['valid_symbols']} symbols of validation" in told
+
+
+def test_settings_that_are_those_of_another_trial_are_told(tiny: Tiny, tmp_path: Path) -> None:
+    rate = tiny().optimiser.rate
+    told: list[str] = []
+    asked = [trial(tiny), trial(tiny, f"optimiser.rate={rate}")]
+    found = search.search(asked, out=tmp_path / "s.jsonl", note=told.append)
+    assert found[0] == found[1]
+    assert told[-1] == f"trial 2 of 2: optimiser.rate={rate}: these are the settings of the one as it is"

@@ -20,7 +20,7 @@ WARM = 10.0  # seconds of load before anything is timed
 Keep = Callable[[dict[str, Any]], None]
 PARTS = ("layer", "update", "cells", "evaluate", "sample", "losses")
 DEFINITIONS = {
-    "milliseconds": "median of the rounds, with the 10th and 90th of 100; all of a group take turns",
+    "milliseconds": "median of the rounds, with the 10th and 90th percentile; all of a group take turns",
     "error_vs_float64": "layer: the largest relative rms error of h and of any gradient; update: that of the "
     "whole gradient; evaluate: of the nats about their mean; sample: of the logits after a block",
     "percent_of_floor": "100 x the least time that products, memory and barriers of an H200 allow / the time",

@@ -28,6 +28,8 @@ def command(
     from mulstm.errors import CheckFailedError
 
     report.require_folder(results)
+    if not check:
+        report.require_records(results)
     page = readme or report.page_beside(results)
     changed = report.stale(results, page) if check else [str(path) for path in report.write(results, page)]
     if as_json:
@@ -35,5 +37,7 @@ def command(
     else:
         for path in changed:
             console.result(path)
+        if not changed and not check:
+            console.note("Nothing has changed: tables and figures are those of the records.")
     if check and changed:
         raise CheckFailedError(f'{len(changed)} files are older than the records. Run "mulstm report".')

@@ -144,5 +144,5 @@ def _require(*packages: str) -> None:
 
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise ExtraError(
-            f'ONNX needs {", ".join(missing)}, which is not installed. Run pip install "mulstm[onnx]".'
+            f'ONNX needs what is not installed: {", ".join(missing)}. Run pip install "mulstm[onnx]".'
         )

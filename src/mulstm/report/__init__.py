@@ -14,7 +14,16 @@ from mulstm.report.canvas import Figure
 from mulstm.report.curve import learning_curve
 from mulstm.report.records import Record, publish
 
-__all__ = ["Record", "learning_curve", "page_beside", "publish", "require_folder", "stale", "write"]
+__all__ = [
+    "Record",
+    "learning_curve",
+    "page_beside",
+    "publish",
+    "require_folder",
+    "require_records",
+    "stale",
+    "write",
+]
 
 RESULTS = Path("results")
 README = Path("README.md")
@@ -39,6 +48,12 @@ def require_folder(results: Path) -> None:
     """Raises DataError where there is none: tables of no records would take the place of others."""
     if not results.is_dir():
         raise DataError(f"There is no folder {results}. Give the folder of the records with --results.")
+
+
+def require_records(results: Path) -> None:
+    """Raises DataError where there is nothing to make tables of."""
+    if not records.read(results) and not any((results / more).is_dir() for more in ("search", "bench")):
+        raise DataError(f"There are no records in {results}. Give the folder that has them with --results.")
 
 
 def page_beside(results: Path) -> Path | None:

@@ -167,7 +167,7 @@ def _paint(picture: Any, data: Any) -> None:
         axis.tick_params(labelbottom=True, labelsize=8)
         axis.set_title(panel["title"], fontsize=10, pad=6)
     axes[-1].set_xlabel(
-        f"milliseconds on one {data['machine']}, bf16 (logarithmic); median, and 10th to 90th of 100",
+        f"milliseconds on one {data['machine']}, bf16 (logarithmic); median, 10th to 90th percentile",
         fontsize=9,
     )
     order = [kind for kind in LEGEND if kind in kinds]

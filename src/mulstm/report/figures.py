@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mulstm import recipe as recipes
 from mulstm.report import paper, tables
 from mulstm.report.canvas import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION, Figure, apart
 from mulstm.report.records import Record, all_of_row, shown_of_row
@@ -45,7 +46,9 @@ def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
             record = _shown(records, table.name, line.row, kind)
             points = list(record.validations()) if record else []
             if record and len(points) > 1:
-                model = line.fast if line.fast and kind == "fast" else line.label
+                # What the fast recipe has instead stands in its own title.
+                other = kind == "fast" and (line.fast or line.extra) and record["recipe"] in recipes.names()
+                model = recipes.load(record["recipe"]).title if other else line.label
                 label = f"{model}, {_kind(record)}"
                 lines.append({"row": line.row, "label": label, "kind": kind, "points": points})
     levels = {line.row: line.bits or line.paper for line in table.lines if line.row and line.paper}
