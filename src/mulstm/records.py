@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import json
@@ -228,7 +229,7 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
             raise DataError(f"{path} is written in UTF-16. Save it as UTF-8.")
         # Where a comma separates decimals, programs separate columns by a semicolon.
         signs = "\t" if ".tsv" in Path(path.lower()).suffixes else ",;\t"
-        delimiter = next((sign for sign in signs if sign in first), signs[0])
+        delimiter = _delimiter(first, signs, column)
         # Strict: a quote that is never closed would make one field of all the rows after it.
         rows = csv.reader(chain([first] if first else [], lines), delimiter=delimiter, strict=True)
         try:
@@ -256,6 +257,16 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
 def _sound(name: str) -> str:
     """A name that can be written anywhere: what is no character becomes the sign for that."""
     return "".join("\N{REPLACEMENT CHARACTER}" if "\ud800" <= c <= "\udfff" else c for c in name)
+
+
+def _delimiter(first: str, signs: str, column: str) -> str:
+    """The sign by which the header has the wanted column; another may stand inside a name."""
+    for sign in signs:
+        with contextlib.suppress(csv.Error):
+            header = next(csv.reader([first], delimiter=sign, strict=True), [])
+            if set(header) & ({column} if column else set(_TEXT_FIELDS)):
+                return sign
+    return next((sign for sign in signs if sign in first), signs[0])
 
 
 def _fields(known: list[str], column: str, id_column: str, label_column: str, where: str) -> list[str]:

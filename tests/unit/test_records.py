@@ -253,3 +253,10 @@ def test_a_short_whole_file_takes_little_memory(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be opened"):
         list(read(str(tmp_path / "no.fasta")))
+
+
+@pytest.mark.parametrize("header", ['"id";"text";"note, if any"', "id;text;price (EUR, net)"])
+def test_a_comma_in_the_name_of_a_column(header: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", f"{header}\na;MKT;1\n")
+    assert list(read(path)) == [Record("a", b"MKT")]
+    assert list(read(path, column="text")) == [Record("a", b"MKT")]

@@ -41,7 +41,7 @@ class Decoder(Protocol):
 
 
 def encoder(kind: str = "auto") -> Encoder:
-    """A new encoder. All kinds write the same bytes."""
+    """A new encoder. All kinds write the same bytes, or refuse to."""
     kind = _resolve(kind)
     if kind == "numba":
         return _CompiledEncoder()
@@ -252,6 +252,8 @@ def _library() -> tuple[Any, Any]:
 
 def _counts(begins: Whole) -> NDArray[np.float64]:
     """Whole numbers that sum to 2**24 - entries: constriction adds one to each and rounds nothing."""
+    if begins.shape[1] == 2:  # of the one byte that an alphabet lacks
+        raise BackendError("constriction knows no table of one entry. Say --coder numba, or python.")
     counts: NDArray[np.float64] = (np.diff(begins, axis=1) - 1).astype(np.float64)
     return counts
 

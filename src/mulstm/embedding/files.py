@@ -26,6 +26,10 @@ def check(path: Path) -> None:
         raise DataError(f"{path.name} does not say what to write. End it in one of: {', '.join(SUFFIXES)}.")
     if not path.parent.is_dir():
         raise DataError(f"The folder {path.parent} does not exist. Make it first.")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder. Give the path of a file.")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is no plain file. Give the path of one.")
     if path.suffix == ".parquet":
         _pyarrow()
 
@@ -88,9 +92,9 @@ def _place(store: Store, name: str, low: int, high: int) -> tuple[int, int]:
 
 def _parquet(store: Store, path: Path) -> None:
     pyarrow, parquet = _pyarrow()
-    vector = pyarrow.list_(pyarrow.float32())
+    vector, long = pyarrow.list_(pyarrow.float32()), pyarrow.large_list(pyarrow.float32())
     fields = [("id", pyarrow.string())]
-    fields += [(name, pyarrow.list_(vector) if name == "h" else vector) for name in names(store.widths)]
+    fields += [(name, pyarrow.list_(long) if name == "h" else vector) for name in names(store.widths)]
     schema, ids = pyarrow.schema(fields), store.ids()
     # Opened here, because pyarrow opens none whose name is no UTF-8.
     with path.open("wb") as file, parquet.ParquetWriter(file, schema) as writer:
@@ -113,14 +117,17 @@ def _groups(store: Store) -> Iterator[tuple[int, int]]:
 
 def _lists(store: Store, name: str, low: int, high: int) -> Any:
     """A column as Arrow wants it: all numbers, and where each list begins."""
-    lists = _pyarrow()[0].ListArray.from_arrays
+    pyarrow, _ = _pyarrow()
     first, last = _place(store, name, low, high)
     width = store.widths[name]
     numbers = np.concatenate([np.zeros(0, np.float32), *(b.ravel() for b in store.rows(name, first, last))])
-    rows = lists(np.arange(last - first + 1, dtype=np.int32) * np.int32(width), numbers)
+    begins = np.arange(last - first + 1, dtype=np.int64) * width
     if name != "h":
-        return rows
-    return lists(np.array([store.offset(k) - first for k in range(low, high + 1)], dtype=np.int32), rows)
+        return pyarrow.ListArray.from_arrays(begins.astype(np.int32), numbers)
+    # All positions of one record stand together, and may be more numbers than 32 bits count.
+    rows = pyarrow.LargeListArray.from_arrays(begins, numbers)
+    offsets = np.array([store.offset(k) - first for k in range(low, high + 1)], dtype=np.int32)
+    return pyarrow.ListArray.from_arrays(offsets, rows)
 
 
 def _pyarrow() -> tuple[Any, Any]:

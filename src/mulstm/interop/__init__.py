@@ -69,7 +69,7 @@ def export_model(name: str, model: str | os.PathLike[str], out: str | os.PathLik
 
 
 def _unsaid(name: str, weights: Weights) -> str:
-    if name in _OPTIONS["head_map"] and "head_map" not in weights.source:
+    if name in _OPTIONS["head_map"] and unirep.head_map_of(weights) == unirep.OWN_MAP:
         return (
             "The format has no class for the start symbol, never a target: its share goes to the others. "
             f"Import the file again with --head-map {unirep.OWN_MAP}."

@@ -9,7 +9,7 @@ import numpy as np
 from mulstm.convention import protein_alphabet
 from mulstm.errors import CheckpointError
 from mulstm.interop import torchfile, unirep
-from mulstm.interop.weights import AnyArray, Array, Weights, existing, require, sha256
+from mulstm.interop.weights import AnyArray, Array, Weights, axis_size, existing, require, sha256
 
 _CELL = "encoder.mlstm_cell."
 
@@ -55,7 +55,7 @@ def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weight
             array = array[:, 0]
         renamed[name] = array.T if key.endswith(("weight_v", "feedforward.weight")) else array
     if not has_head:
-        H = renamed["mlstm.0.b"].shape[0] // 4
+        H = axis_size(renamed, "mlstm.0.b", 0, 1, where) // 4
         renamed["dense.w"] = np.zeros((H, unirep.CLASSES), dtype=np.float32)
         renamed["dense.b"] = np.zeros(unirep.CLASSES, dtype=np.float32)
     weights = unirep.from_arrays(renamed, head_map, where)
