@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mulstm.errors import RunError
+from mulstm.errors import DataError, RunError
 
 if sys.platform != "win32":
     import fcntl
@@ -30,6 +30,18 @@ class UnwritableError(RunError):
             "What was there before is untouched: make room or choose another place."
         )
         self.path, self.reason = path, reason
+
+
+def require_place(path: Path) -> None:
+    """Raises DataError, before any work is done, where no file can be written."""
+    if not path.parent.is_dir():
+        raise DataError(f"The folder {path.parent} does not exist. Make it first.")
+    if not os.access(path.parent, os.W_OK):
+        raise DataError(f"The folder {path.parent} cannot be written. Choose another place.")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder. Give the path of a file.")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is no plain file. Give the path of one.")
 
 
 def json_line(value: Any) -> str:

@@ -251,7 +251,7 @@ def _update(
         model.load_state_dict(start.model.state_dict())
     model = model.to(share.device).train()
     model.precision, model.backend = recipe.train.precision, recipe.train.backend
-    if share.device.type != "cpu":  # there masks go on where the weights ended, so as not to be like them
+    if share.device.type != "cpu":  # on a CPU masks go on where the weights ended, or they would be alike
         generator = torch.Generator(share.device).manual_seed(recipe.train.seed)
     return updates.make(model, recipe, generator, share)
 

@@ -22,7 +22,7 @@ from mulstm.data.alphabet import Alphabet, Bytes
 from mulstm.data.corpus import Corpus, Split, shares_of
 from mulstm.data.text import Text
 from mulstm.errors import DataError
-from mulstm.files import reason_of, replacing
+from mulstm.files import replacing
 from mulstm.recipe import DataRecipe
 
 Numbers = NDArray[np.int64]
@@ -177,14 +177,7 @@ def _encoded(path: Path, d: DataRecipe, convention: Convention) -> Path:
     beside = target.with_suffix(".npy")
     if store.is_sound(target) and store.is_sound(beside):
         return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        store.sweep(target.parent)
-    except OSError as error:
-        raise DataError(
-            f"The records of {path} cannot be kept in {target.parent} ({reason_of(error)}). "
-            "Make room there, or set XDG_CACHE_HOME to another folder."
-        ) from None
+    store.make_room(target.parent, f"The records of {path} cannot be kept in")
     offsets = array("q", [0])
     with replacing(target) as temporary, temporary.open("wb") as out:
         for record in records.read(str(path), kind=d.records, column=d.column):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mulstm.errors import DataError
+from mulstm.files import require_place
 
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a file that is there already.")]
 
@@ -26,16 +26,9 @@ def require_room(
         return
     if endings and target.suffix not in endings:
         raise DataError(f"{target} does not end in {' or '.join(endings)}. Give a path that does.")
-    if not target.parent.is_dir():
-        raise DataError(f"The folder {target.parent} does not exist. Make it first.")
-    if not os.access(target.parent, os.W_OK):
-        raise DataError(f"The folder {target.parent} cannot be written. Choose another place.")
-    if target.is_dir():
-        raise DataError(f"{target} is a folder. Give the path of a file.")
+    require_place(target)
     if not target.exists():
         return
-    if not target.is_file():
-        raise DataError(f"{target} is no plain file. Give the path of one.")
     if any(Path(source).exists() and target.samefile(source) for source in read if str(source)):
         raise DataError(f"{target} would replace the file that is read. Give another path.")
     if not force:

@@ -22,7 +22,7 @@ def require_one_meaning(text: str) -> None:
     path = Path(text)
     if text not in KNOWN or not path.exists():
         return
-    if not path.is_file() or path.stat().st_size != sum(file.size for file in KNOWN[text].files):
+    if not path.is_file() or path.stat().st_size != KNOWN[text].size:
         raise two_meanings(text, "corpus")
 
 

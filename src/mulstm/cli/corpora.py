@@ -15,7 +15,7 @@ def command(as_json: AsJson = False) -> None:
     rows: list[dict[str, Any]] = [
         {
             "name": known.name,
-            "bytes": sum(file.size for file in known.files) or None,  # of a corpus that is made here
+            "bytes": known.size or None,
             "about": known.about,
             "licence": known.licence,
             "protocols": {protocol.name: protocol.meaning for protocol in known.protocols},

@@ -43,6 +43,11 @@ class Known:
     has_words: bool = False
     protocols: tuple[Protocol, ...] = ()  # the first is the default
 
+    @property
+    def size(self) -> int:
+        """Bytes of all its files; 0 for a corpus that is made on the spot."""
+        return sum(file.size for file in self.files)
+
 
 _WIKITEXT = (
     "https://wikitext.smerity.com/wikitext-2-v1.zip",

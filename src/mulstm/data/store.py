@@ -133,19 +133,29 @@ def _pick(path: Path, inside: list[str], member: str) -> str:
 
 def unpack(path: Path, target: Path, member: str, file: File | None = None) -> None:
     """Writes the unpacked bytes to `target`, checked where they are known; all of them or nothing."""
+    what = f"{path} cannot be unpacked to"
+    make_room(target.parent, what)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent)
         with files.replacing(target) as temporary:
             _copy(path, member, temporary)
             if file is not None:
                 verify(temporary, file, "Delete that copy and get another")
     except (OSError, files.UnwritableError) as error:
         reason = files.reason_of(error) if isinstance(error, OSError) else error.reason
-        raise DataError(
-            f"{path} cannot be unpacked to {target.parent} ({reason}). "
-            "Make room there, or set XDG_CACHE_HOME to another folder."
-        ) from None
+        raise _no_room(f"{what} {target.parent}", reason) from None
+
+
+def make_room(folder: Path, what: str) -> None:
+    """Makes a folder of the cache, and takes away what others left half-written; or says `what` cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+    except OSError as error:
+        raise _no_room(f"{what} {folder}", files.reason_of(error)) from None
+
+
+def _no_room(what: str, reason: str) -> DataError:
+    return DataError(f"{what} ({reason}). Make room there, or set XDG_CACHE_HOME to another folder.")
 
 
 def _copy(path: Path, member: str, target: Path) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mulstm.embedding.store import Store, names
 from mulstm.errors import DataError, ExtraError
-from mulstm.files import replacing
+from mulstm.files import replacing, require_place
 
 SUFFIXES = (".npz", ".parquet", ".jsonl")
 VALUES = 1 << 20  # numbers in a Parquet group, about: a record is never cut
@@ -24,12 +24,7 @@ def check(path: Path) -> None:
     """Complains about the output before any work is done."""
     if path.suffix not in SUFFIXES:
         raise DataError(f"{path.name} does not say what to write. End it in one of: {', '.join(SUFFIXES)}.")
-    if not path.parent.is_dir():
-        raise DataError(f"The folder {path.parent} does not exist. Make it first.")
-    if path.is_dir():
-        raise DataError(f"{path} is a folder. Give the path of a file.")
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path} is no plain file. Give the path of one.")
+    require_place(path)
     if path.suffix == ".parquet":
         _pyarrow()
 

@@ -52,7 +52,7 @@ def require_folder(results: Path) -> None:
 
 def require_records(results: Path) -> None:
     """Raises DataError where there is nothing to make tables of."""
-    if not records.read(results) and not any((results / more).is_dir() for more in ("search", "bench")):
+    if not records.paths(results) and not any((results / more).is_dir() for more in ("search", "bench")):
         raise DataError(f"There are no records in {results}. Give the folder that has them with --results.")
 
 

@@ -103,8 +103,13 @@ class Record:
 
 def read(results: Path) -> list[Record]:
     """Every record under results/<table>/<recipe>/, in the order of their paths; copies of other names no."""
-    found = (path for path in sorted(results.rglob("seed*.json")) if FILE.fullmatch(path.name))
-    return [_by_now(read_one(path)) for path in found if path.parent != results]
+    return [_by_now(read_one(path)) for path in paths(results)]
+
+
+def paths(results: Path) -> list[Path]:
+    """Where they are."""
+    found = sorted(results.rglob("seed*.json"))
+    return [path for path in found if FILE.fullmatch(path.name) and path.parent != results]
 
 
 def _by_now(record: Record) -> Record:
