@@ -12,7 +12,7 @@ from mulstm.cli._options import AsJson
 
 def command(
     model: Annotated[
-        Path | None, typer.Argument(help="A checkpoint or run folder to describe instead.")
+        Path | None, typer.Argument(help="A checkpoint, run folder or released model to describe instead.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
