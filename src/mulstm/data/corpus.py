@@ -126,7 +126,8 @@ def load(
     """A corpus by its name, or any file or folder.
 
     `split` gives the shares of train, valid and test (where it is empty the corpus's own, for files
-    "90-5-5"); `protocol` is for corpora that have several; `alphabet` is "bytes" or "corpus" (the distinct bytes of the whole text).
+    "90-5-5"); `protocol` is for corpora that have several; `alphabet` is "bytes" or "corpus" (the
+    distinct bytes of the whole text).
     """
     known = KNOWN.get(str(name_or_path))
     train, valid, _ = shares_of(split, "90-5-5")

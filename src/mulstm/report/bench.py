@@ -70,9 +70,9 @@ def markdown(results: Path, drawn: Collection[str] = ()) -> str:
             several = " The rows come from several runs; the record says which." if "runs" in record else ""
             parts += [
                 f"## Speed on one {name.upper()}: asked for and measured",
-                f"Made from `results/bench/{name}.json`, in bf16.{several} *Must* and *goal* were set before the "
-                "kernels were written. A cell's share is of symbols/s x parameters: a model of more parameters "
-                "may be slower in proportion.",
+                f"Made from `results/bench/{name}.json`, in bf16.{several} *Must* and *goal* were set before "
+                "the kernels were written. A cell's share is of symbols/s x parameters: a model of more "
+                "parameters may be slower in proportion.",
                 grid(musts.HEAD, musts.cells(musts.table(record["rows"], losses))),
                 picture(f"bench-{name}", drawn, f"Times on one {name.upper()}"),
                 picture(f"losses-{name}", drawn, "Losses of a short run, fastest backend and reference"),
