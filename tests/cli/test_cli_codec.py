@@ -16,7 +16,6 @@ from process import Call, environment
 
 from codec_models import integer
 from made import made_text, settings
-from mulstm.cli._ending import ending_tidily
 from mulstm.codec.archive import compress
 from mulstm.codec.integer import load, save
 from mulstm.codec.network import Network
@@ -198,23 +197,6 @@ def test_stopped_in_the_middle_nothing_is_left(
     process.communicate(timeout=60)
     assert process.returncode == code
     assert [p.name for p in tmp_path.iterdir()] == ["long.txt"]
-
-
-@pytest.mark.parametrize(
-    ("signal_", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
-)
-def test_a_signal_does_not_disturb_the_compiler(signal_: signal.Signals, end: type[BaseException]) -> None:
-    told: list[int] = []
-    before = signal.getsignal(signal_)
-    with ending_tidily(told.append) as tell:
-        tell(1)
-        exec("signal.raise_signal(number)", {"__name__": "llvmlite.x", "signal": signal, "number": signal_})
-        with pytest.raises(end):
-            tell(2)
-        with pytest.raises(end):
-            signal.raise_signal(signal_)
-    assert told == [1]
-    assert signal.getsignal(signal_) == before
 
 
 def test_verifying_asks_too() -> None:

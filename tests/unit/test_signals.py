@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,3 +47,13 @@ def test_an_end_takes_away_what_is_half_written(kind: signal.Signals, tmp_path: 
     assert end.value.code == 128 + kind
     assert not list(tmp_path.iterdir())
     assert signal.getsignal(kind) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("kind", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_an_end_waits_for_the_compiler(kind: signal.Signals, end: type[BaseException]) -> None:
+    before = signal.getsignal(kind)
+    with leaving():
+        exec("signal.raise_signal(kind)", {"__name__": "llvmlite.x", "signal": signal, "kind": kind})
+        with pytest.raises(end):  # only now
+            time.sleep(30)
+    assert signal.getsignal(kind) == before

@@ -9,7 +9,6 @@ import typer
 
 from mulstm import console
 from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, require_there, tell
-from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
 from mulstm.errors import DataError
@@ -81,10 +80,7 @@ def command(
     from mulstm.codec import archive
 
     total, passes = archive.length_of(file) or 0, 2 if verify else 1  # the way there, and the way back
-    with (
-        console.moving(total, "compress", quiet, "bytes", passes) as show,
-        ending_tidily(show) as progress,
-    ):
+    with console.moving(total, "compress", quiet, "bytes", passes) as progress:
         done = archive.compress_path(file, target, network, progress=progress, **how)
     many = "lane" if done.lanes == 1 else "lanes"
     line = (

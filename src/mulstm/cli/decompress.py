@@ -9,7 +9,6 @@ import typer
 
 from mulstm import console
 from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, require_there, tell
-from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
 
@@ -42,7 +41,7 @@ def command(
 
     header = archive.peek(file)
     total = (header and header.length) or 0
-    with console.moving(total, "decompress", quiet, "bytes") as show, ending_tidily(show) as progress:
+    with console.moving(total, "decompress", quiet, "bytes") as progress:
         done = archive.decompress_path(file, target, network, coder=coder, progress=progress)
     line = (
         f"{done.archive:,} -> {console.counted(done.content, 'byte')}, "

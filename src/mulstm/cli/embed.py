@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from mulstm.cli._ending import ending_tidily
 from mulstm.cli._options import AsJson, Device, Model, Quiet
 from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper
@@ -53,7 +52,7 @@ def command(
     files.check(out)
     require_room(out, force, read=(source, model))
     loaded = checkpoint.load(model, parallel.pick(device))
-    with console.moving(0, "embed", quiet, "records") as show, ending_tidily(show) as tell:
+    with console.moving(0, "embed", quiet, "records") as tell:
         summary = embed_file(
             loaded,
             read(source, kind, column, id_column, upper),

@@ -223,15 +223,8 @@ def _told_of_protocols(found: Evaluation, counts: Mapping[str, int]) -> str:
 def _watched(total: int, quiet: bool, measure: Callable[..., Evaluation]) -> Evaluation:
     """What `measure` finds, with a progress line over `total` symbols unless nobody wants one."""
     from mulstm import console
-    from mulstm.cli._ending import ending_tidily
 
-    with ending_tidily(lambda more: None) as tell:
-        if quiet:
-            return measure()
-        with console.Progress(total, label="evaluate", warm_up=1) as screen:
-
-            def show(done: int, bits: float) -> None:
-                tell(0)
-                screen.update(done, bits_per_char=bits)
-
-            return measure(progress=show)
+    if quiet:
+        return measure()
+    with console.Progress(total, label="evaluate", warm_up=1) as screen:
+        return measure(progress=lambda done, bits: screen.update(done, bits_per_char=bits))
