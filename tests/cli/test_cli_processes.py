@@ -28,7 +28,7 @@ MASKED = ("dropout.hidden=0.2", "dropout.embedding=0.2", "train.ema=0.9", "train
 HELP = """
 import sys, time
 from mulstm import cli
-names = list(cli._Commands())
+names = list(cli.MODULES)
 assert len(names) >= 9, names
 for arguments in [["--help"], ["--version"], *([name, "--help"] for name in names)]:
     try:

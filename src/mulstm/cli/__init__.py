@@ -10,7 +10,7 @@ import contextlib
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
@@ -29,35 +29,19 @@ NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed")
 USAGE: Any = typer.BadParameter.__base__
 
 
-class _Commands(MutableMapping[str, Any]):
-    """The modules of this package as commands, each made when it is first asked for."""
-
-    def __init__(self) -> None:
-        found = [module.name for module in pkgutil.iter_modules(__path__) if module.name[0] != "_"]
-        self._made: dict[str, Any] = dict.fromkeys(_public(name) for name in sorted(found))
-
-    def __getitem__(self, name: str) -> Any:
-        if self._made[name] is None:
-            self._made[name] = _make(name)
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
+# By the command's name: `import` cannot be a module, so import_ stands for it.
+MODULES = {name.rstrip("_"): name for _, name, _ in pkgutil.iter_modules(__path__) if name[0] != "_"}
 
 
 class _Group(TyperGroup):
+    """Its commands are made when they are asked for."""
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Commands()
+        self.commands: Any = MODULES  # of which Typer asks the names alone
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        return _make(name) if name in MODULES else None
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         with _told_cleanly():
@@ -81,14 +65,8 @@ def _told_cleanly() -> Iterator[None]:
         raise
 
 
-def _public(module: str) -> str:
-    """A command's name: `import` cannot be a module, so import_ stands for it."""
-    return module.rstrip("_").replace("_", "-")
-
-
 def _make(name: str) -> Any:
-    modules = {_public(module.name): module.name for module in pkgutil.iter_modules(__path__)}
-    module = import_module(f"{__name__}.{modules[name]}")
+    module = import_module(f"{__name__}.{MODULES[name]}")
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
