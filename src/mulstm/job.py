@@ -104,13 +104,12 @@ def build(
     update = _update(recipe, share, corpus, start)
     run: runs.Run | None = None
 
-    def take() -> None:
+    def take() -> Path:
         nonlocal run
         run = runs.Run.create(recipe, root=runs_dir) if path is None else runs.Run.open(path)
-        stack.enter_context(run)
+        return stack.enter_context(run).path
 
-    share.by_first(take)
-    folder = Path(share.tell(str(run.path) if run else ""))
+    folder = share.by_first(take)
     job = Job(
         recipe,
         share,

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mulstm.errors import BackendError, MulstmError, RunError
 
+R = TypeVar("R")
 CPU = torch.device("cpu")
 TORCHRUN = "Start several processes with torchrun, or unset WORLD_SIZE to train in one."
 
@@ -78,35 +80,23 @@ class Share:
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return [float(value) for value in agreed.tolist()]
 
-    def by_first(self, work: Callable[[], float | None]) -> float:
-        """What `work` returns in the first process (nothing: 0), told to all; if it fails there, all fail."""
+    def by_first(self, work: Callable[[], R]) -> R:
+        """What `work` returns in the first process, told to all; if it fails there, all fail."""
         if self.count == 1:
-            return work() or 0.0
+            return work()
         fault: BaseException | None = None
-        answer = torch.zeros(2, dtype=torch.float64, device=self.device)
+        told: list[Any] = [None, False]  # what it returned, whether it did
         if self.first:
             try:
-                answer[1] = work() or 0.0
+                told = [work(), True]
             except BaseException as error:
                 fault = error
-                answer[0] = 1.0
-        dist.broadcast(answer, src=0)
+        dist.broadcast_object_list(told, src=0, device=self.device)
         if fault is not None:
             raise fault
-        if float(answer[0]):
+        if not told[1]:
             raise RunError("The first process stopped. Its message says why.")
-        return float(answer[1])
-
-    def tell(self, text: str) -> str:
-        """The first process's text, such as a path, in every process."""
-        if self.count == 1:
-            return text
-        data = torch.zeros(4096, dtype=torch.uint8, device=self.device)
-        if self.first:
-            raw = torch.frombuffer(bytearray(os.fsencode(text)), dtype=torch.uint8)
-            data[: raw.numel()] = raw.to(self.device)
-        dist.broadcast(data, src=0)
-        return os.fsdecode(bytes(data.cpu().numpy()).rstrip(b"\0"))
+        return cast(R, told[0])
 
 
 def is_first() -> bool:

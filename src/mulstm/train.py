@@ -205,7 +205,7 @@ def validate(job: Job) -> float | None:
     recipe, progress = job.recipe.evaluate, job.progress
     started = time.perf_counter()
 
-    def measure() -> float:
+    def measure() -> float | None:
         try:
             split = job.corpus.split("valid")
             found = evaluate(
@@ -214,11 +214,11 @@ def validate(job: Job) -> float | None:
             job.valid_symbols = found.symbols
             return found.bits_per_char
         except SignalError:
-            return -1.0
+            return None
 
     bits = job.share.by_first(measure)
     progress.valid_seconds += time.perf_counter() - started
-    if bits < 0:
+    if bits is None:
         return None
     if not math.isfinite(bits):
         raise _diverged(job, "The validation loss is")
@@ -275,7 +275,7 @@ def save(job: Job) -> None:
         raise _diverged(job, "Some weight is")
     bits = job.progress.valid_bits if job.progress.validated == job.progress.update else None
     state = job.folder / resume.NAME
-    is_first = job.share.by_first(lambda: float(not state.exists()))
+    is_first = job.share.by_first(lambda: not state.exists())
     if is_first:  # before any model: a run that has one and no state cannot go on
         resume.save(state, job.update, job.progress, job.facts, job.source)
     job.share.by_first(lambda: _write_model(job, "last.safetensors", bits))

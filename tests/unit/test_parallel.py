@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,7 +49,10 @@ def test_an_environment_that_torchrun_did_not_make(
         parallel.joined("cpu").__enter__()
 
 
-def test_a_folder_whose_name_is_no_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel.dist, "broadcast", lambda data, src: None)
-    name = os.fsdecode(b"runs/caf\xe9")
-    assert parallel.Share(count=2).tell(name) == name
+def test_a_folder_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
+    name = Path(os.fsdecode(b"runs/caf\xe9"))
+    parallel.dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        assert parallel.Share(count=2).by_first(lambda: name) == name
+    finally:
+        parallel.dist.destroy_process_group()
