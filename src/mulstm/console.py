@@ -65,6 +65,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         result("  ".join(cells).rstrip())
 
 
+def speaks() -> bool:
+    """Of several processes (torchrun's) the first speaks for all; so does one whose RANK is no number."""
+    several, rank = os.environ.get("WORLD_SIZE", "1") != "1", os.environ.get("RANK", "0")
+    return not several or not rank.isdecimal() or not rank.strip("0")
+
+
 def is_live() -> bool:
     """Whether stderr is a terminal that can repaint a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -99,11 +99,6 @@ class Share:
         return cast(R, told[0])
 
 
-def is_first() -> bool:
-    """Whether this is the first process of a group, or the only one, before or after it is joined."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def pick(device: str, local_rank: int = 0) -> torch.device:
     """The device a name stands for; "auto" is a GPU where there is one. A GPU becomes the current one."""
     if device == "auto":

@@ -347,6 +347,8 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 def test_only_the_first_process_speaks(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
+    told(call("train", "nosuch/recipe"), 3, "nosuch/recipe")  # the only one
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert call("train", "nosuch/recipe") == (3, "", "")
     monkeypatch.setenv("RANK", "x")
     told(call("train", "nosuch/recipe"), 3, "nosuch/recipe")

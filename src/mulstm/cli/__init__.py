@@ -123,18 +123,12 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         sentence = _sentence(fault)
         if sentence is None or "--debug" in given:
             raise
-        if _speaks():
+        if console.speaks():
             console.error(sentence)
         sys.exit(fault.exit_code if isinstance(fault, MulstmError) else 3)
     finally:
         _drop_unwritten()
     sys.exit(0)
-
-
-def _speaks() -> bool:
-    """Of several processes the first speaks for all; so does one whose RANK is no number."""
-    rank = os.environ.get("RANK", "0")
-    return not rank.isdecimal() or not rank.strip("0")
 
 
 def _open_streams() -> None:

@@ -39,7 +39,6 @@ def command(
     """
     from mulstm import console, runs, train
     from mulstm.cli import _target
-    from mulstm.parallel import is_first
     from mulstm.report.records import CUT
 
     if not target and resume in (None, "auto"):
@@ -61,7 +60,7 @@ def command(
         tensorboard=tensorboard,
         quiet=quiet,
     )
-    if not is_first():
+    if not console.speaks():
         return
     if as_json:
         console.result_json({**record, "folder": str(folder)})
