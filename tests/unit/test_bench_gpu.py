@@ -14,7 +14,7 @@ from torch import nn
 
 from mulstm import bench
 from mulstm.bench import cuda, floor, layers, losses, updates
-from mulstm.bench.timing import Contender, Ready, Session
+from mulstm.bench.timing import Contender, Ready, Session, fault
 from mulstm.cli import bench as command
 from mulstm.data import corpus
 from mulstm.errors import BackendError, DataError
@@ -81,10 +81,10 @@ def test_parts_can_be_left_out() -> None:
 
 
 def test_who_is_wrong_or_breaks_is_left_out_and_named() -> None:
-    def contender(name: str, error: float, fault: str = "") -> Contender:
+    def contender(name: str, error: float, why: str = "") -> Contender:
         def prepare() -> Ready:
-            if fault:
-                raise RuntimeError(fault)
+            if why:
+                raise RuntimeError(why)
             return Ready(lambda: None, 1, lambda: error)
 
         work = floor.layer("lstm", 8, 8, 1, 1)
@@ -98,10 +98,10 @@ def test_who_is_wrong_or_breaks_is_left_out_and_named() -> None:
     assert reasons["mlstm"] == "differs from float64 by 0.5, more than 0.03"
     assert "nan" in reasons["naive"]
     assert reasons["flashrnn"] == "RuntimeError: no compiler"
-    wrong = cuda.fault({"left_out": here.left_out})
+    wrong = fault({"left_out": here.left_out})
     assert wrong is not None
     assert str(wrong).startswith("1 of our contenders could not be timed, first mlstm 8")
-    assert cuda.fault({"left_out": [one for one in here.left_out if not one["ours"]]}) is None
+    assert fault({"left_out": [one for one in here.left_out if not one["ours"]]}) is None
 
 
 def test_contenders_take_turns() -> None:

@@ -1,48 +1,27 @@
-"""Times our layers on a CPU against others', in turn, each only after it has passed its check."""
+"""Who is timed on a CPU: our layers and others', and one stream of symbols."""
 
 from __future__ import annotations
 
 import copy
 import os
 import platform
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from functools import partial
 from importlib import import_module, metadata
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mulstm.bench.timing import Say, rms
-from mulstm.errors import CheckFailedError
+from mulstm.bench.timing import Contender, Ready, Say, Session, rms
 from mulstm.machine import cores
 from mulstm.nn.cell import MultiplicativeLSTM
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe
 
-LIMITS = {"fp32": 1e-4, "bf16": 4e-2}  # of a contender's error against float64
 LAYER = {"inputs": 64, "hidden": 512, "lanes": 32, "chunk": 100}
 STREAM = {"hidden": 1900, "alphabet": 205}
-
-
-@dataclass
-class Contender:
-    """Something to be timed. `work` does `symbols` symbols; `error` compares it with float64."""
-
-    name: str
-    backend: str
-    level: str  # layer: forward and backward; evaluate: forward; sample: one symbol after another
-    precision: str
-    hidden: int
-    lanes: int
-    chunk: int
-    parameters: int
-    work: Callable[[], object]
-    error: Callable[[], float]
-    calls: int = 1  # of `work` in one measurement
 
 
 def run(repeats: int = 15, quick: bool = False, say: Say = lambda line: None) -> dict[str, Any]:
@@ -50,56 +29,9 @@ def run(repeats: int = 15, quick: bool = False, say: Say = lambda line: None) ->
     layer = LAYER | ({"hidden": 32, "lanes": 4, "chunk": 10} if quick else {})
     stream = STREAM | ({"hidden": 32} if quick else {})
     torch.manual_seed(1)
-    about = machine()
-    rows = in_turn(list(layers(**layer)), repeats, say)
-    rows += in_turn(list(streams(**stream)), repeats, say)
-    return {"machine": about, "rows": rows}
-
-
-def in_turn(contenders: list[Contender], repeats: int, say: Say) -> list[dict[str, Any]]:
-    """Rows of all contenders, timed in rounds: whatever else the machine does meets all alike."""
-    errors = []
-    for one in contenders:
-        error = one.error()
-        if not error <= LIMITS[one.precision]:
-            raise CheckFailedError(
-                f"{one.name} ({one.backend}, {one.precision}) differs from float64 by {error:.3g}, "
-                f"more than {LIMITS[one.precision]}. Nothing is timed before it is right: mend the backend."
-            )
-        errors.append(error)
-    times: list[list[float]] = [[] for _ in contenders]
-    for turn in range(repeats):
-        say(f"round {turn + 1} of {repeats}")
-        for one, taken in zip(contenders, times, strict=True):
-            one.work()  # untimed: memory and caches as they are when nobody else takes turns
-            start = time.perf_counter()
-            for _ in range(one.calls):
-                one.work()
-            taken.append((time.perf_counter() - start) * 1e3 / one.calls)
-    return [_row(one, taken, error) for one, taken, error in zip(contenders, times, errors, strict=True)]
-
-
-def _row(one: Contender, taken: list[float], error: float) -> dict[str, Any]:
-    middle = statistics.median(taken)
-    tenths = statistics.quantiles(taken, n=10, method="inclusive") if len(taken) > 1 else taken * 9
-    return {
-        "name": one.name,
-        "backend": one.backend,
-        "level": one.level,
-        "device": "cpu",
-        "precision": one.precision,
-        "hidden": one.hidden,
-        "lanes": one.lanes,
-        "chunk": one.chunk,
-        "parameters": one.parameters,
-        "milliseconds": float(f"{middle:.4g}"),
-        "milliseconds_p10": float(f"{tenths[0]:.4g}"),
-        "milliseconds_p90": float(f"{tenths[-1]:.4g}"),
-        "milliseconds_best": float(f"{min(taken):.4g}"),
-        "symbols_per_second": round(one.lanes * one.chunk * 1e3 / middle),
-        "error_vs_float64": float(f"{error:.3g}"),
-        "repeats": len(taken),
-    }
+    about, session = machine(), Session("cpu", repeats, say)
+    rows = session.in_turn(list(layers(**layer))) + session.in_turn(list(streams(**stream)))
+    return {"machine": about, "rows": rows, "left_out": session.left_out}
 
 
 def machine() -> dict[str, Any]:
@@ -194,9 +126,9 @@ def layers(inputs: int, hidden: int, lanes: int, chunk: int) -> Iterator[Contend
         for name, backend, precision, module, H in entries:
             layer = _Layer(module, x, torch.randn(chunk, lanes, H), precision)
             work = layer.both if level == "layer" else layer.forward
-            yield Contender(
-                name, backend, level, precision, H, lanes, chunk, _count(module), work, layer.error
-            )
+            prepare = partial(Ready, work, _count(module), layer.error)
+            how: dict[str, Any] = {"precision": precision, "calls": 1}
+            yield Contender(name, backend, level, H, lanes, chunk, None, prepare, **how)
 
 
 # One stream: a symbol in, logits out, no gradients
@@ -252,31 +184,20 @@ def streams(hidden: int, alphabet: int) -> Iterator[Contender]:
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(0, p.shape[-1] ** -0.5)
-    parameters = model.parameter_count()
+    fast, twin = copy.deepcopy(model), copy.deepcopy(model).double()
+    fast.backend, twin.backend = "fused", "reference"
 
-    def check(stream: _Stream | _NaiveStream) -> float:
-        twin = copy.deepcopy(model).double()
-        twin.precision, twin.backend = "fp64", "reference"
-        truth = _Stream(twin, "fp64")
-        return max(rms(stream.step(), truth.step()) for _ in range(10))
+    def row(name: str, backend: str, precision: str, make: Callable[[], _Stream | _NaiveStream]) -> Contender:
+        def error() -> float:
+            mine, truth = make(), _Stream(twin, "fp64")  # from their beginnings
+            return max(rms(mine.step(), truth.step()) for _ in range(10))
 
-    def row(name: str, backend: str, precision: str, stream: _Stream | _NaiveStream) -> Contender:
-        return Contender(
-            name,
-            backend,
-            "sample",
-            precision,
-            hidden,
-            1,
-            1,
-            parameters,
-            stream.step,
-            lambda: check(stream),
-            20,
-        )
+        def prepare() -> Ready:
+            return Ready(make().step, model.parameter_count(), error)
 
-    fast = copy.deepcopy(model)
-    fast.backend = "fused"
-    yield row("mlstm", "fused", "fp32", _Stream(copy.deepcopy(fast), "fp32"))
-    yield row("mlstm", "fused", "bf16", _Stream(fast, "bf16"))
-    yield row("naive", "plain loop", "fp32", _NaiveStream(model))
+        how: dict[str, Any] = {"precision": precision, "calls": 20}
+        return Contender(name, backend, "sample", hidden, 1, 1, None, prepare, **how)
+
+    yield row("mlstm", "fused", "fp32", lambda: _Stream(copy.deepcopy(fast), "fp32"))
+    yield row("mlstm", "fused", "bf16", lambda: _Stream(fast, "bf16"))
+    yield row("naive", "plain loop", "fp32", lambda: _NaiveStream(model))

@@ -34,6 +34,8 @@ def command(
 ) -> None:
     """Time layers, updates and streams against torch.nn.LSTM and a plain loop, each after its check."""
     from mulstm import bench, console, parallel
+    from mulstm.bench.timing import fault
+    from mulstm.report import musts
 
     place = str(parallel.pick(device))
     unknown = [part for part in only or [] if part not in PARTS]
@@ -59,15 +61,11 @@ def command(
         console.result_json(found)
     else:
         _show(found)
-    if "musts" in found:
-        from mulstm.bench.cuda import fault
-        from mulstm.report import musts
-
-        if as_json:  # for whoever watches: stdout is a program's
-            for line in musts.cells(found["musts"]):
-                say("; ".join(f"{name} {cell}" for name, cell in zip(musts.HEAD, line, strict=True)))
-        if wrong := fault(found):
-            raise wrong
+    if as_json:  # for whoever watches: stdout is a program's
+        for line in musts.cells(found.get("musts", [])):
+            say("; ".join(f"{name} {cell}" for name, cell in zip(musts.HEAD, line, strict=True)))
+    if wrong := fault(found):
+        raise wrong
 
 
 def _usual(found: dict[str, Any]) -> Path | None:
