@@ -52,8 +52,12 @@ def _machine() -> dict[str, Any]:
 def _cache() -> dict[str, Any]:
     """Where unpacked texts, indices of records and statistics lie, which only ever grow in number."""
     from mulstm.data.store import cache_folder
+    from mulstm.errors import DataError
 
-    folder = cache_folder()
+    try:
+        folder = cache_folder()
+    except DataError as fault:
+        return {"folder": str(fault)}
     used = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
     return {"folder": str(folder), "megabytes": round(used / 1e6, 1)}
 

@@ -7,13 +7,14 @@ import functools
 import hashlib
 import site
 import sys
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_size_t, c_void_p
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mulstm.data.store import cache_folder
+from mulstm.data import store
 from mulstm.errors import MulstmError
 from mulstm.files import write_atomic
 from mulstm.ops.reference import UNITS
@@ -149,17 +150,13 @@ def compiled(text: str) -> bytes:
 def machine_code(text: str) -> bytes:
     """Compiled once and kept in the user's cache; what is damaged there is made anew."""
     key = hashlib.sha256(b"\0".join((*OPTIONS, text.encode()))).hexdigest()[:32]
-    path = cache_folder() / "kernels" / f"{key}.cubin"
-    try:
-        kept = path.read_bytes()
-        if hashlib.sha256(kept[32:]).digest() == kept[:32]:
-            return kept[32:]
-    except OSError:
-        pass
-    code = compiled(text)
-    try:
+    code = b""
+    with suppress(OSError, MulstmError):  # a cache that cannot be had costs a second each time, no more
+        path = store.cache_folder() / "kernels" / f"{key}.cubin"
+        if store.is_sound(path):
+            return path.read_bytes()
+        code = compiled(text)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, hashlib.sha256(code).digest() + code)
-    except (OSError, MulstmError):
-        pass  # a folder that cannot be written costs a second each time, no more
-    return code
+        write_atomic(path, code)
+        store.seal(path)
+    return code or compiled(text)
