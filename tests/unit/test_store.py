@@ -138,7 +138,7 @@ def test_fetching_tries_one_address_after_the_other(tmp_path: Path, monkeypatch:
     assert asked == ["http://one.invalid/made.zip", "http://two.invalid/made.gz"]
     load("made")
     assert len(asked) == 2
-    assert not list((tmp_path / "cache" / "mulstm" / "downloads").iterdir())
+    assert [p.name for p in (tmp_path / "cache" / "mulstm").iterdir()] == ["corpora"]
 
 
 @pytest.mark.usefixtures("made")
@@ -164,7 +164,7 @@ def test_no_cache_folder_is_not_blamed_on_the_network(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"downloads cannot be made .*Set XDG_CACHE_HOME"):
+    with pytest.raises(DataError, match=r"made cannot be fetched to .*set XDG_CACHE_HOME"):
         load("made")
 
 

@@ -8,9 +8,9 @@ import gzip
 import hashlib
 import lzma
 import os
-import secrets
 import shutil
 import tarfile
+import tempfile
 import time
 import zipfile
 import zlib
@@ -195,25 +195,17 @@ def _seal_of(path: Path) -> Path:
 
 def _fetch(file: File, cached: Path, folder: Path | None) -> Path:
     """Tries one address after the other until one gives the known bytes."""
-    tried, downloads = [], cache_folder() / "downloads"
-    try:
-        downloads.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"The folder {downloads} cannot be made ({error.strerror or error}). "
-            "Set XDG_CACHE_HOME to another folder, or MULSTM_DATA to one with a copy."
-        ) from None
-    for address in file.addresses:
-        # A name of its own: another process may be fetching the same.
-        download = downloads / f"{secrets.token_hex(8)}-{address.rpartition('/')[2]}"
-        try:
-            _download(address, download)
-            unpack(download, cached, file.name, file)
-            return cached
-        except DataError as error:
-            tried.append(f"  {address}: {error}")
-        finally:
-            download.unlink(missing_ok=True)
+    make_room(cached.parent, f"{file.name} cannot be fetched to")
+    tried: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="mulstm-") as place:
+        for address in file.addresses:
+            download = Path(place) / f"{len(tried)}-{address.rpartition('/')[2]}"
+            try:
+                _download(address, download)
+                unpack(download, cached, file.name, file)
+                return cached
+            except DataError as error:
+                tried.append(f"  {address}: {error}")
     where = f"not in {folder}" if folder else "not in a local folder (MULSTM_DATA is not set)"
     raise DataError(
         f"{file.name} is {where}, and no address gave it:\n" + "\n".join(tried) + "\n"
