@@ -121,16 +121,8 @@ def _own(path: Path, flags: int) -> int:
 def _appendable(path: Path) -> FileIO:
     """The log, open at its end; a last line torn by a crash is cut off first."""
     stream = FileIO(_own(path, os.O_RDWR | os.O_APPEND), "a+")
-    end = place = stream.seek(0, os.SEEK_END)
-    while place > 0:
-        start = max(0, place - 4096)
-        stream.seek(start)
-        newline = stream.read(place - start).rfind(b"\n")
-        place = start + newline + 1
-        if newline >= 0 or start == 0:
-            break
-    if place < end:
-        stream.truncate(place)
+    stream.seek(0)
+    stream.truncate(stream.readall().rfind(b"\n") + 1)  # some hundred lines
     return stream
 
 
