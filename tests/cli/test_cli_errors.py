@@ -103,6 +103,7 @@ def test_unknown_recipe(call: Call) -> None:
 
 def test_texts_that_are_none(call: Call, tmp_path: Path) -> None:
     told(call("train", tmp_path / "missing.txt"), 3, "missing.txt", "no file or folder")
+    told(call("train", "missing.fsa"), 3, "missing.fsa", "no file or folder")
     for name, data, words in [
         ("empty", b"", "is empty"),
         ("one", b"x", "one byte"),
