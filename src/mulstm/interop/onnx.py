@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from mulstm.checkpoint import Checkpoint
 from mulstm.errors import CheckFailedError, CheckpointError, ExtraError
+from mulstm.files import filling
 from mulstm.nn.model import LanguageModel
 from mulstm.ops.reference import State
 
@@ -50,7 +50,7 @@ def write(loaded: Checkpoint, path: Path) -> list[Path]:
     step = Step(loaded.model)
     example = _example(step.model, 2)
     batch = torch.export.Dim("batch")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder, _silence():
+    with filling(path.parent) as folder, _silence():
         program = torch.onnx.export(
             step,
             example,
@@ -61,7 +61,7 @@ def write(loaded: Checkpoint, path: Path) -> list[Path]:
         )
         if program is None:
             raise CheckFailedError("The model could not be traced for ONNX. Export it from a newer PyTorch.")
-        made = Path(folder) / path.name
+        made = folder / path.name
         program.save(str(made), external_data=True)
         error = difference(step, made)
         if not error <= TOLERANCE:
@@ -69,8 +69,7 @@ def write(loaded: Checkpoint, path: Path) -> list[Path]:
                 f"The ONNX model differs from ours by {error:.1e} where {TOLERANCE:.0e} is allowed. "
                 "Nothing was written; try another version of onnxruntime."
             )
-        files = sorted(Path(folder).iterdir(), reverse=True)  # the weights first
-        return [file.replace(path.with_name(file.name)) for file in files][::-1]
+        return sorted(path.with_name(file.name) for file in folder.iterdir())
 
 
 def session(path: Path) -> Any:
