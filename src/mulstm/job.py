@@ -211,8 +211,7 @@ def hardware(device: torch.device) -> str:
     """The device's own name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    facts = machine.environment()
-    return f"{facts['processor']}, {facts['cores']} cores"
+    return f"{machine.processor()}, {machine.cores()} cores"
 
 
 def board(folder: Path) -> Any:

@@ -25,7 +25,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "versions": versions,
         "system": platform.system(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
         "devices": list(devices),
         "commit": commit(),
@@ -37,7 +37,8 @@ def cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def _processor() -> str:
+def processor() -> str:
+    """In its maker's words."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
