@@ -25,10 +25,10 @@ def result(text: str) -> None:
     sys.stdout.flush()
 
 
-def result_json(value: Any) -> None:
+def result_json(value: Any, *, indent: int | None = 2) -> None:
     """The same for machines; the numbers JSON has no word for must have been dealt with before."""
     escaped = not (sys.stdout.encoding or "").lower().startswith("utf")  # else another escape would be put in
-    result(json.dumps(value, indent=2, ensure_ascii=escaped, allow_nan=False))
+    result(json.dumps(value, indent=indent, ensure_ascii=escaped, allow_nan=False))
 
 
 def note(text: str) -> None:

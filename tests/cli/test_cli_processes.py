@@ -240,6 +240,8 @@ STREAMS = {
     "m score $MODEL - <&-": (3, "holds no record"),
     "m score $MODEL nosuch 2>/dev/full": (3, ""),
     "PYTHONIOENCODING=ascii m sample $MODEL -n 99": (0, ""),
+    "printf 'id,text\\ncaf\\xc3\\xa9,it says\\n' | PYTHONIOENCODING=ascii m score $MODEL - --as csv --json | "
+    '"$PYTHON" -m json.tool; exit ${PIPESTATUS[2]}': (0, ""),
     "m sample $MODEL -n 9 -p $'\\xff'": (0, ""),
 }
 

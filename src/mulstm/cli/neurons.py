@@ -38,8 +38,6 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Print what units do after each symbol of each record."""
-    import json
-
     from mulstm import checkpoint, console, neurons, parallel
     from mulstm.cli._records import read
     from mulstm.errors import DataError
@@ -57,7 +55,7 @@ def trace(
     for one in found:
         if as_json:
             values = {str(u): one.values[:, k].tolist() for k, u in enumerate(one.units)}
-            console.result(json.dumps({"id": one.id, "of": of, "units": values}, ensure_ascii=False))
+            console.result_json({"id": one.id, "of": of, "units": values}, indent=None)
             continue
         symbols = loaded.alphabet.encode(one.text).tolist()
         for t, (symbol, row) in enumerate(zip(symbols, one.values, strict=True), 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,7 +92,7 @@ def _printed(found: Iterator[Score], as_json: bool, losses: bool, words: bool) -
         if not as_json and k == 0:
             console.result(f"{'symbols':>9} {'nats':>12} {'bits/symbol':>11}  id")
         if as_json:
-            console.result(json.dumps(_object(score, losses, words), ensure_ascii=False))
+            console.result_json(_object(score, losses, words), indent=None)
         else:
             _tell(score, words)
         yield score
