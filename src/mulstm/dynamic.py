@@ -134,7 +134,7 @@ def kept_statistics(
     file = folder / f"{digest[:32]}.safetensors"
     if file.is_file():
         with contextlib.suppress(CheckpointError):  # a damaged copy is made again
-            tensors, meta = tensorfile.read(file, "statistics", sealed=True)
+            tensors, meta = tensorfile.read(file, "statistics")
             if meta.get("of") == wanted:
                 return tensors
     R = gather_statistics(model, split, progress=progress, **how)

@@ -66,8 +66,7 @@ def load(path: Path, update: Update, corpus: dict[str, Any], total: int) -> Prog
     """Puts everything back in place and returns where the run, of `total` updates, stands."""
     try:
         tensors, meta = tensorfile.read(path, KIND)
-        # What an earlier version did not write, or wrote otherwise, cannot be compared.
-        if any(meta["corpus"].get(key, fact) != fact for key, fact in corpus.items()):
+        if meta["corpus"] != corpus:
             raise RunError(
                 f"The text has changed since {path.parent} was saved "
                 f"(now {sum(corpus['symbols']):,} symbols). Put the text back as it was, or start a new run."

@@ -57,20 +57,19 @@ def _plain(
     return plain, {KEY: json.dumps(meta, sort_keys=True, allow_nan=False)}
 
 
-def read(path: Path, kind: str, sealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file written by `write` with this kind; `sealed`: it must have a checksum."""
-    return undisturbed(path, lambda: _read(path, kind, sealed))
+def read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file written by `write` with this kind; a fingerprint is left to the caller."""
+    return undisturbed(path, lambda: _read(path, kind))
 
 
-def _read(path: Path, kind: str, sealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     meta = read_meta(path)
     if meta.get("kind") != kind:
         raise CheckpointError(
             f"{path} is a {meta.get('kind')!r} file, not a {kind!r} file. Give the right one of the two."
         )
     tensors, stated = load(path), meta.pop(CHECKSUM, None)
-    # Earlier versions wrote none.
-    if (sealed or stated is not None) and stated != checksum([meta], tensors):
+    if "fingerprint" not in meta and stated != checksum([meta], tensors):
         raise changed(path, CHECKSUM)
     return tensors, meta
 

@@ -291,17 +291,6 @@ def test_an_edit_far_from_both_ends_is_noticed(tmp_path: Path) -> None:
     assert facts[0] != facts[1]
 
 
-def test_a_run_of_an_earlier_version_goes_on(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = job.corpus_facts
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "corpus_facts", lambda c: {"symbols": real(c)["symbols"], "ends": "01234567"})
-        _, folder = run(tiny(), tmp_path)
-    (folder / "metrics.json").unlink()
-    assert run(tiny(), tmp_path, resume_from="auto")[1] == folder
-
-
 def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> None:
     _, first = run(tiny("train.updates=2"), tmp_path)
     _, second = run(tiny("train.updates=3"), tmp_path, resume_from="auto")
