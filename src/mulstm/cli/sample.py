@@ -45,9 +45,10 @@ def command(
     if streams == 1 and not as_json:
         write_drawn(prompt, pieces)
         return
-    drawn = [b""] * streams
+    drawn = [bytearray() for _ in range(streams)]
     for row in pieces:
-        drawn = [text + more for text, more in zip(drawn, row, strict=True)]
+        for text, more in zip(drawn, row, strict=True):
+            text += more
     texts = [text.decode("utf-8", errors="replace") for text in drawn]
     if as_json:
         console.result_json({"prompt": prompt, "seed": seed, "temperature": temperature, "texts": texts})
