@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from torch import Tensor
 from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
-from mulstm.errors import DataError
+from mulstm.errors import CheckpointError, DataError
 from mulstm.packing import LANES, Symbols, nats_of, run
 from mulstm.predict import impossible
 from mulstm.records import Record, texts
@@ -170,6 +171,11 @@ def _unordered(
                 reading[index].losses.append(piece)
         for lane in packed.ended:
             done = reading.pop(packed.record[lane])
+            if not math.isfinite(done.nats):
+                raise CheckpointError(
+                    f"The model gives no number for record {done.id}: its weights are too large for "
+                    f"{model.precision}. Train it again, at a lower rate."
+                )
             symbols = int((targets.pop(packed.record[lane]) >= 0).sum())
             yield (
                 packed.record[lane],
