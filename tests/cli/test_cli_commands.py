@@ -382,6 +382,8 @@ def test_quickstart_wants_all_parts(
     given = [*settings(f"data.corpus={text_file}", f"data.split={split}"), "--runs-dir", tmp_path / "runs"]
     code, _, err = call("quickstart", *given, "--device", "cpu")
     assert (code, f"The {part} part of {text_file.name} is empty" in err) == (3, True)
+    code, _, err = call("quickstart", *given, "--set", "data.records=lines", "--device", "cpu")
+    assert (code, "reads one text" in err) == (3, True)
     assert not (tmp_path / "runs").exists()
 
 

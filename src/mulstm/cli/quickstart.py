@@ -22,11 +22,14 @@ def command(
     """Train a small model on Python's own library text, measure it, and sample from it."""
     from mulstm import checkpoint, console, recipe, report, train
     from mulstm.codec.bench import STANDARD
-    from mulstm.data import load
+    from mulstm.errors import RecipeError
+    from mulstm.record_corpus import load
     from mulstm.sample import Sampling, sample
 
     chosen = recipe.load("quickstart", overrides or [])
-    corpus = load(chosen.data.corpus, split=chosen.data.split, alphabet=chosen.data.alphabet)
+    if chosen.data.records:
+        raise RecipeError('The quickstart reads one text. For records use "mulstm train FILE".')
+    corpus = load(chosen.data)
     for part in ("valid", "test"):  # what is told of them comes after minutes of training
         corpus.split(part).require_symbols()
     record, folder = train.train(
