@@ -73,7 +73,7 @@ def saved_source(folder: Path) -> dict[str, Any] | None:
     found = None
     with contextlib.suppress(CheckpointError):  # a damaged state is told of where it is loaded
         found = tensorfile.read_meta(state).get("source")
-    if found is None and last.is_file():  # a state of an earlier version
+    if found is None and last.is_file():  # the state is damaged, or of an earlier version
         found = tensorfile.read_meta(last).get("source")
     return None if found is None else dict(found)
 

@@ -47,9 +47,9 @@ def command(
         return
     drawn = [bytearray() for _ in range(streams)]
     for row in pieces:
-        for text, more in zip(drawn, row, strict=True):
-            text += more
-    texts = [text.decode("utf-8", errors="replace") for text in drawn]
+        for whole, more in zip(drawn, row, strict=True):
+            whole += more
+    texts = [whole.decode("utf-8", errors="replace") for whole in drawn]
     if as_json:
         console.result_json({"prompt": prompt, "seed": seed, "temperature": temperature, "texts": texts})
         return
