@@ -220,7 +220,7 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
 
 
 def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(2**31 - 1)  # what a C long holds everywhere
     with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         read = _Lines(text, path)
         lines = iter(read)

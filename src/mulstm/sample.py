@@ -153,7 +153,8 @@ def filtered(log_probs: torch.Tensor, how: Sampling) -> npt.NDArray[np.float64]:
     if how.top_p < 1:
         ranked, order = probs.sort(dim=-1, descending=True, stable=True)
         # A symbol stays while those before it have not reached p: the likeliest always stays.
-        ranked = torch.where(ranked.cumsum(dim=-1) - ranked < how.top_p, ranked, 0.0)
+        before = torch.nn.functional.pad(ranked.cumsum(dim=-1)[..., :-1], (1, 0))
+        ranked = torch.where(before < how.top_p, ranked, 0.0)
         probs = torch.zeros_like(probs).scatter(-1, order, ranked)
     return (probs / probs.sum(dim=-1, keepdim=True)).numpy()
 

@@ -56,3 +56,14 @@ def test_foreign_json(value: object) -> None:
 def test_no_alphabet_at_all(symbols: bytes) -> None:
     with pytest.raises(DataError, match="needs distinct bytes"):
         Alphabet(symbols)
+
+
+@pytest.mark.parametrize("aliases", [b"c", b"ab", b"cd"], ids=["half a pair", "known", "of nothing"])
+def test_aliases_are_new_bytes_for_known_ones(aliases: bytes) -> None:
+    with pytest.raises(DataError, match="not pairs of a new byte and a known one"):
+        Alphabet(b"ab", aliases=aliases)
+
+
+def test_the_fingerprint_knows_aliases() -> None:
+    prints = {Alphabet(b"ab", aliases=aliases).fingerprint for aliases in (b"", b"ca", b"cb")}
+    assert len(prints) == 3

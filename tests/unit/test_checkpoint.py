@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn.utils import prune
 
-from mulstm import checkpoint
+from mulstm import checkpoint, tensorfile
 from mulstm.data import Alphabet
 from mulstm.errors import CheckpointError, DataError
 from mulstm.nn.model import LanguageModel
@@ -60,6 +60,10 @@ def test_float64_stays_float64(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET)
     loaded = checkpoint.load(tmp_path / "m.safetensors").model
     assert torch.equal(loaded.W_out, model.W_out)
+    mixed = LanguageModel(ModelRecipe(hidden=6), ALPHABET.size)
+    mixed.W_out = torch.nn.Parameter(torch.rand_like(model.W_out))
+    checkpoint.save(tmp_path / "m.safetensors", mixed, ALPHABET)
+    assert torch.equal(checkpoint.load(tmp_path / "m.safetensors").model.W_out, mixed.W_out)
 
 
 @pytest.mark.parametrize(("storage", "limit"), [("bf16", 4e-3), ("int8", 1e-2)])
@@ -211,6 +215,18 @@ def test_what_no_file_can_hold_is_not_saved(model: LanguageModel, tmp_path: Path
     prune.remove(model.layers[0], "W_zm")
     checkpoint.save(path, model, ALPHABET)
     assert same_weights(checkpoint.load(path).model, model)
+    model.register_buffer("more", torch.zeros(3))
+    with pytest.raises(CheckpointError, match=r"\(more\), which no file holds"):
+        checkpoint.save(path, model, ALPHABET)
+
+
+def test_tensors_that_share_their_memory(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    tensorfile.write(tmp_path / "m", {"all": whole, "part": whole[2:4], "same": whole}, {"kind": "x"})
+    found, _ = tensorfile.read(tmp_path / "m", "x")
+    assert found["all"].equal(whole)
+    assert found["same"].equal(whole)
+    assert found["part"].equal(whole[2:4])
 
 
 @pytest.mark.parametrize("usual", [torch.bfloat16, torch.float64])
@@ -223,6 +239,13 @@ def test_the_type_that_is_usual_elsewhere_is_not_loaded(
         found = checkpoint.load(tmp_path / "m.safetensors").model
     finally:
         torch.set_default_dtype(torch.float32)
+    assert same_weights(found, model)
+
+
+def test_the_device_that_is_usual_elsewhere_is_not_taken(model: LanguageModel, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET)
+    with torch.device("meta"):
+        found = checkpoint.load(tmp_path / "m.safetensors").model
     assert same_weights(found, model)
 
 

@@ -52,6 +52,13 @@ def test_truncated(saved: Path, left: int) -> None:
         checkpoint.load(saved)
 
 
+def test_more_than_there_should_be(saved: Path) -> None:
+    size = saved.stat().st_size
+    saved.write_bytes(saved.read_bytes() + b"more")
+    with pytest.raises(CheckpointError, match=f"has {size + 4:,} bytes and should have {size:,}"):
+        tensorfile.read_meta(saved)
+
+
 @pytest.mark.parametrize(
     ("data", "match"),
     [

@@ -170,6 +170,25 @@ def test_progress_counts_what_was_only_stored(network: Network) -> None:
     assert sum(told) == 250
 
 
+def test_verifying_is_timed_apart(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, real = [0.0], block.decode
+
+    def slow(*given: Any, **more: Any) -> bytes:
+        clock[0] += 5
+        return real(*given, **more)
+
+    monkeypatch.setattr(block, "decode", slow)
+    monkeypatch.setattr(archive, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    done = archive.compress(io.BytesIO(b"x" * 200), io.BytesIO(), network, block=100, lanes=3)
+    assert (done.seconds, done.verify_seconds) == (0, 10)
+
+
+def test_the_most_lanes_of_any_block_are_told(network: Network) -> None:
+    content = b"x" * 100 + random.Random(0).randbytes(100)  # the last block is stored, in one
+    done = archive.compress(io.BytesIO(content), io.BytesIO(), network, block=100, lanes=3)
+    assert (done.stored, done.lanes) == (1, 3)
+
+
 @pytest.mark.parametrize("verify", [False, True])
 def test_progress_counts_the_way_back(network: Network, verify: bool) -> None:
     told: list[int] = []
@@ -242,6 +261,41 @@ def test_blocks_moved_or_taken_out_are_told(network: Network) -> None:
     fake[20:24] = struct.pack("<I", zlib.crc32(fake[:20]))
     with pytest.raises(CheckFailedError, match="checksum"):
         unpacked(header + one + two + bytes(fake), network)
+
+
+def test_a_pipe_may_give_less_than_it_is_asked_for(network: Network) -> None:
+    class Pipe(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(min(size or 0, 7))
+
+    target = io.BytesIO()
+    archive.decompress(Pipe(packed(mixed(90), network, block=50, lanes=10)), target, network)
+    assert target.getvalue() == mixed(90)
+
+
+@pytest.mark.parametrize(
+    ("frame", "place", "value"),
+    [
+        (0, 12, struct.pack("<I", 0)),  # the most bytes of a block
+        (0, 12, struct.pack("<I", (1 << 28) + 1)),
+        (0, 16, struct.pack("<Q", 89)),  # the length of all
+        (1, 12, struct.pack("<I", 4 * (50 + 2) + 4)),  # the size of a payload
+        (3, 12, struct.pack("<I", 41)),  # and of the seal
+    ],
+    ids=["no block", "block", "length", "payload", "seal"],
+)
+def test_numbers_that_were_forged_with_their_checksum(
+    frame: int, place: int, value: bytes, network: Network
+) -> None:
+    data = packed(mixed(90), network, block=50, lanes=10, length=90)
+    at = frames(data)[frame]
+    head = bytearray(data[at : at + (20 if frame else 56)])
+    head[place : place + len(value)] = value
+    payload = bytes(struct.unpack("<I", value)[0]) if frame else b""
+    parts = [bytes(head), payload] if frame else [bytes(head)]
+    forged = b"".join(part + struct.pack("<I", zlib.crc32(part)) for part in parts)
+    with pytest.raises(CheckFailedError, match=r"damaged in (its header|block 0|its end)|checksum"):
+        unpacked(data[:at] + forged + data[at + len(forged) :], network)
 
 
 @pytest.mark.parametrize("coder", ["constriction", "python"])

@@ -82,6 +82,17 @@ def test_carries_run_through_words_of_ones() -> None:
         assert (coder.decoder(data.pop(), "python").get(rows) == symbols).all()
 
 
+def test_a_range_of_one_whole_word_is_written_out() -> None:
+    out = coder.PythonEncoder(0, 65_537 << 24)
+    out.put(np.array([[0, 65_535, 1 << 24]]), np.array([0]))
+    assert out._range == 0xFFFFFFFF << 32
+
+
+def test_the_end_of_a_stream_carries_too() -> None:
+    out = coder.PythonEncoder((1 << 64) - 16, 1 << 40, [7, 0xFFFFFFFF])
+    assert np.frombuffer(out.finish(), "<u4").tolist() == [8, 0, 0]
+
+
 @pytest.mark.parametrize("kind", coder.KINDS)
 def test_nothing_coded_is_nothing_written(kind: str) -> None:
     if kind != "python":
@@ -119,6 +130,20 @@ def test_no_decoder_reads_far_past_the_end(kind: str) -> None:
     begins = np.array([[0, 1 << 20, 1 << 24]]).repeat(99, axis=0)
     with pytest.raises(CheckFailedError, match="damaged"):
         coder.decoder(bytes(8), kind).get(begins)
+    # Eight of them take a word, and two words may be missing.
+    assert coder.decoder(bytes(8), kind).get(begins[:23]).tolist() == [0] * 23
+    with pytest.raises(CheckFailedError, match="damaged"):
+        coder.decoder(bytes(8), kind).get(begins[:24])
+
+
+def test_a_stream_in_many_pieces_is_the_same() -> None:
+    begins, least = np.array([[0, (1 << 24) - 1, 1 << 24]]), np.ones(1, dtype=np.int64)
+    whole = coder.encoder("python")
+    whole.put(begins.repeat(6_000, axis=0), least.repeat(6_000))
+    pieces = coder.encoder()
+    for _ in range(6_000):
+        pieces.put(begins, least)
+    assert pieces.finish() == whole.finish()
 
 
 @pytest.mark.parametrize("entries", [2, 256, 257])

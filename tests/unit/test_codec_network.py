@@ -20,7 +20,7 @@ from codec_oracle import Matcher as TheirMatcher
 from mulstm import tensorfile
 from mulstm.codec import block, kernels, products
 from mulstm.codec import integer as files
-from mulstm.codec.fold import lengths, outer_sum
+from mulstm.codec.fold import fold, lengths, outer_sum
 from mulstm.codec.learner import Learner
 from mulstm.codec.matcher import Matcher
 from mulstm.codec.network import Network
@@ -154,6 +154,15 @@ def test_the_integer_model_is_close_to_its_parent() -> None:
     assert float(divergence.mean()) < 2e-3
 
 
+def test_the_bias_inside_the_last_tanh_is_no_part_of_z() -> None:
+    model = parent(hidden=6, embedding=0, weight_norm=False, unit="initial")
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    (layer,) = fold(weights, model.recipe)
+    acting = model.stack[0].weights(torch.float64)
+    np.testing.assert_allclose(layer.zx, (acting.W_zx.T + acting.b_z).detach().numpy(), atol=1e-7)
+    np.testing.assert_allclose(layer.b_h, acting.b_h.detach().numpy(), atol=1e-7)
+
+
 def test_quantizing_does_not_depend_on_how_sums_are_made() -> None:
     model = parent(hidden=12)
     weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -247,6 +256,20 @@ def test_a_model_whose_h_is_small_learns_as_well(scale: float) -> None:
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
+def test_units_that_never_speak_have_integer_counterparts() -> None:
+    """One whose factor is zero, and those whose factor is large for a symbol only that never comes."""
+    alphabet = Alphabet(b"abcdef")
+    model = parent(alphabet, hidden=200, embedding=0, weight_norm=False)
+    weights = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    weights["layers.0.W_mh"][:] = np.where(weights["layers.0.W_mh"] > 0, 0.05, -0.05)
+    weights["layers.0.W_mx"][:, 0] = 1e6
+    weights["layers.0.W_mx"][7] = 0
+    weights["b_out"][0] = -1e4
+    (layer,) = quantize(weights, model.recipe, alphabet, "0" * 64).layers
+    assert layer.mx is not None
+    assert not layer.mx[:, 7].any()
+
+
 @pytest.mark.parametrize(
     ("wiring", "word"), [({"cell": "tensor-rnn"}, "tensor-rnn"), ({"cell": "milstm", "layers": 2}, "milstm")]
 )
@@ -261,6 +284,21 @@ def test_weights_that_are_not_finite_are_refused() -> None:
     weights["W_out"][0, 0] = np.nan
     with pytest.raises(BackendError, match="W_out"):
         quantize(weights, model.recipe, Alphabet.bytes(), "")
+
+
+def test_numbers_that_the_arithmetic_does_not_count_on_are_refused() -> None:
+    model = integer(hidden=200, embedding=0)
+    (layer,) = model.layers
+    far = {"W_zm": np.full_like(layer.W_zm, 127), "R_zm": np.full_like(layer.R_zm, 2**31 - 1)}
+    files.check(model)
+    for changed, words in (
+        (replace(model, W_out=np.full_like(model.W_out, -128)), "W_out holds -128"),
+        (replace(model, rate=np.array([9, 3, 0], dtype=np.int32)), r"rate is \[9, 3, 0\]"),
+        (replace(model, layers=(replace(layer, **far),)), r"sums of layers\.0\.W_zm go too far"),
+        (replace(model, layers=(replace(layer, e_m=np.full_like(layer.e_m, 17)),)), "e_m is above 16"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            files.check(changed)
 
 
 def test_a_model_file_comes_back(tmp_path: Path) -> None:
@@ -297,6 +335,7 @@ def test_a_model_file_of_other_things_is_refused(tmp_path: Path) -> None:
     tensors, meta = tensorfile.read(path, files.KIND)
     for write in (
         lambda: tensorfile.write(path, tensors, {**meta, "more": [1]}),
+        lambda: tensorfile.write(path, {**tensors, "b_more": tensors["b_out"]}, meta),
         lambda: files.save(path, replace(integer(), layers=())),
     ):
         write()

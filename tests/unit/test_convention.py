@@ -20,6 +20,8 @@ def test_proteins() -> None:
     x, y = convention.scored(b"MK", "p")
     assert (x.tolist(), y.tolist()) == ([24, 1, 4], [1, 4, 25])
     assert convention.around == (1, 0)
+    with pytest.raises(DataError, match="Record p has '1' at position 4, which is no residue"):
+        convention.read(b"BZJ1", "p")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,7 @@ def test_proteins() -> None:
         ("nvidia-review", " Tom &amp;  Jerry\n\nare <b>fun</b> ", b"Tom & Jerry are fun"),
         ("nvidia-review", "na\u00efve caf\u00e9 \u4e16", b"naive cafe"),
         ("nvidia-review", "a&eacute;", "a\u00e9".encode()),
+        ("nvidia-review", "a&nbsp;&#32;b&nbsp;", b"a b"),
         ("", " as it <is> &amp; ", b" as it <is> &amp; "),
     ],
 )

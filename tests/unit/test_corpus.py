@@ -4,13 +4,16 @@ import hashlib
 import os
 import sys
 import tracemalloc
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mulstm.data import Lanes, corpus, fetch, load
+from mulstm.data import Alphabet, Lanes, corpus, fetch, load
 from mulstm.data.known import KNOWN, recounted
+from mulstm.data.text import Text
 from mulstm.errors import DataError
 
 TEXT = b"made-up text, a hundred bytes of it: " + bytes(range(63))
@@ -63,8 +66,26 @@ def test_a_file_is_cut_by_bytes(tmp_path: Path) -> None:
     assert load(path).split("valid").read(0, 2).flags.writeable
     assert got.split("valid").raw() == bytes(range(81, 96))
     assert got.split("test").words is None
-    with pytest.raises(IndexError):
-        got.split("test").read(0, 6)
+    for part, end in (("valid", 16), ("test", 6)):
+        with pytest.raises(IndexError):
+            got.split(part).read(0, end)
+
+
+def test_parts_end_where_their_shares_together_do(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_bytes(bytes(range(10)))
+    got = load(path, split="85-5-10")
+    assert [got.split(s).raw() for s in ("valid", "test")] == [b"\x08", b"\x09"]
+
+
+def test_a_byte_that_another_alphabet_lacks_is_told_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mulstm.data.text.BLOCK", 8)
+    path = tmp_path / "mine.txt"
+    path.write_bytes(b"a" * 20 + b"b")
+    with pytest.raises(DataError, match=r"\('b'\) at offset 20 is not"):
+        load(path).in_alphabet(Alphabet.distinct(b"a"))
 
 
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
@@ -96,6 +117,13 @@ def test_a_folder_of_many_files_keeps_few_open(tmp_path: Path) -> None:
     y = sorted(int(s) for chunk in lanes for s in chunk.y.ravel() if s >= 0)
     assert y == sorted([n for n in range(200) for _ in range(10)])[1:]
     assert len(got.text._open) <= 64
+
+
+def test_a_checksum_is_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mulstm.data.text.BLOCK", 8)
+    text = Text([np.frombuffer(TEXT[:30], dtype=np.uint8), np.frombuffer(TEXT[30:], dtype=np.uint8)])
+    assert text.checksum() == f"{zlib.crc32(TEXT):08x}"
+    assert text.checksum(5, 77) == f"{zlib.crc32(TEXT[5:77]):08x}"
 
 
 def test_twenty_gigabytes_need_no_memory(tmp_path: Path) -> None:

@@ -138,6 +138,44 @@ def test_statistics_are_kept_for_the_model_and_text_they_are_of(model, text, tmp
     assert len(made) == 8
 
 
+def test_statistics_under_the_name_of_others_are_not_taken(model, text, tmp_path) -> None:
+    def ask(segment):
+        how = {"lanes": 4, "segment": segment, "batches": 5}
+        return kept_statistics(folder, model, text.alphabet, text.split("train"), **how)
+
+    folder = tmp_path / "statistics"
+    right = ask(7)
+    (seven,) = folder.iterdir()
+    ask(8)
+    (eight,) = set(folder.iterdir()) - {seven}
+    eight.replace(seven)
+    assert all(torch.equal(tensor, right[name]) for name, tensor in ask(7).items())
+
+
+def test_a_text_of_fewer_batches_has_the_mean_of_those(model, text) -> None:
+    train = text.split("train")
+    told = []
+    many = gather_statistics(
+        model, train, lanes=4, segment=7, batches=10_000, progress=lambda k, n: told.append(n)
+    )
+    all_there_are = gather_statistics(model, train, lanes=4, segment=7, batches=told[-1])
+    assert told[-1] < 10_000
+    assert all(torch.equal(tensor, all_there_are[name]) for name, tensor in many.items())
+
+
+def test_words_count_for_a_whole_part_only(model, text) -> None:
+    split = dataclasses.replace(text.split("test"), has_words=True)
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    assert evaluate_dynamic(model, split, R, SETTINGS, symbols=70).word_perplexity is None
+    assert evaluate_dynamic(model, split, R, SETTINGS).words == split.words
+
+
+def test_what_is_best_moved_has_its_embedding_and_no_gains(model) -> None:
+    names = dict(dynamic.moving(model).named_parameters())
+    assert "embedding" in names
+    assert not any(".g_" in name for name in names)
+
+
 def test_records_and_empty_parts_are_refused(model, text, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "r.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')

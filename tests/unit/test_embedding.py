@@ -154,6 +154,17 @@ def test_openai_reviews_come_with_their_surroundings() -> None:
     np.testing.assert_allclose(found.h_final[0], foreign.run(made.cells[0], x)[-1], atol=2e-6)
 
 
+def test_positions_of_reviews_are_those_of_their_own_text(tmp_path: Path) -> None:
+    made = foreign.openai()
+    loaded = as_checkpoint(openai.from_arrays(made.arrays, "w"))
+    reviews = [b"quite a long review", b"b", b"cd"]
+    records = [Record(str(k), review) for k, review in enumerate(reviews)]
+    embed_file(loaded, records, tmp_path / "r.npz", wanted=Wanted(("h_mean",), positions=True))
+    for row, review in zip(read_rows(tmp_path / "r.npz"), reviews, strict=True):
+        x = made.embedding.astype(np.float64)[list(b"\n " + review + b" ")]
+        np.testing.assert_allclose(row["h"], foreign.run(made.cells[0], x)[2:-1], atol=2e-6)
+
+
 def test_own_models_read_the_bare_text() -> None:
     torch.manual_seed(0)
     model = LanguageModel(ModelRecipe(hidden=5, cell="lstm"), 256)
@@ -299,6 +310,19 @@ def test_a_full_disk(made: foreign.Foreign, tmp_path: Path, monkeypatch: pytest.
             tmp_path / "x.npz",
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_store_tells_offsets_between_two_records(tmp_path: Path) -> None:
+    with Store(tmp_path, {"h": 2}) as store:
+        for k, positions in enumerate((3, 4, 5)):
+            store.add(str(k), positions)
+            store.offset(0)
+        assert [store.offset(k) for k in range(4)] == [0, 3, 7, 12]
+
+
+def test_a_fault_that_is_no_full_disk_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), Store(tmp_path, {"h": 2}):
+        raise PermissionError(13, "Permission denied")
 
 
 def test_a_store_told_to_end_while_it_is_made_leaves_nothing(

@@ -80,8 +80,11 @@ def test_nothing_together(model: LanguageModel) -> None:
 
 
 def test_a_text_of_another_alphabet(model: LanguageModel, text_file: Path) -> None:
+    other = data.load(text_file, alphabet="corpus").split("test")
     with pytest.raises(DataError, match="256 symbols and the alphabet"):
-        evaluate(model, data.load(text_file, alphabet="corpus").split("test"))
+        evaluate(model, other)
+    with pytest.raises(DataError, match="256 symbols and the alphabet"):
+        evaluate_together(model, [data.load(text_file).split("valid"), other])
 
 
 def test_the_beginning_only(model: LanguageModel, split: Split) -> None:

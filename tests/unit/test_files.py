@@ -107,3 +107,16 @@ def test_only_plain_files_are_replaced(tmp_path: Path) -> None:
             files.write_atomic(tmp_path / name, "new")
     assert (tmp_path / "link").is_fifo()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_links_in_a_folder_that_is_filled_stay(tmp_path: Path) -> None:
+    folder, target = tmp_path / "folder", tmp_path / "far"
+    folder.mkdir()
+    target.write_text("old")
+    (folder / "one").symlink_to(target)
+    with files.filling(folder) as made:
+        (made / "one").write_text("new")
+        (made / "two").write_text("new")
+    assert (folder / "one").is_symlink()
+    assert (target.read_text(), (folder / "two").read_text()) == ("new", "new")
+    assert sorted(p.name for p in folder.iterdir()) == ["one", "two"]

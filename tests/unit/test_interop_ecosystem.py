@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,8 +177,9 @@ def test_the_onnx_step(recipe: dict[str, object], tmp_path: Path, monkeypatch: p
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
 
 
+@pytest.mark.parametrize("error", [0.1, math.nan])
 def test_an_onnx_file_that_fails_its_check_takes_no_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -186,8 +188,8 @@ def test_an_onnx_file_that_fails_its_check_takes_no_place(
     (tmp_path / "step.onnx").write_text("an older one")
     before = sorted(tmp_path.iterdir())
     loaded = saved(tmp_path)
-    monkeypatch.setattr(onnx, "difference", lambda step, path: 0.1)
-    with pytest.raises(CheckFailedError, match=r"differs from ours by 1\.0e-01"):
+    monkeypatch.setattr(onnx, "difference", lambda step, path: error)
+    with pytest.raises(CheckFailedError, match=rf"differs from ours by {error:.1e}"):
         onnx.write(loaded, tmp_path / "step.onnx")
     assert (tmp_path / "step.onnx").read_text() == "an older one"
     assert not [p for p in tmp_path.iterdir() if p.name.startswith((".", "step.onnx.")) and p not in before]

@@ -166,12 +166,17 @@ def test_what_the_cell_cannot_hold() -> None:
         torchrecurrent.from_arrays(bare, "file")
     with pytest.raises(CheckpointError, match="--vocabulary FILE"):
         chainer.from_arrays(foreign.chainer(N=50).arrays, "file")
+    with pytest.raises(CheckpointError, match="has 50 symbols, but the text given has 3 distinct bytes"):
+        chainer.from_arrays(foreign.chainer(N=50).arrays, "file", Alphabet.distinct(b"abc"))
 
 
 def test_a_format_that_cannot_hold_the_model() -> None:
     weights = unirep.from_arrays(foreign.unirep(layers=2).arrays, "unirep", "file")
     with pytest.raises(CheckpointError, match="2 layers, not 1; its alphabet has 26 symbols, not 256"):
         openai.write(weights, "nowhere")
+    reviews = nvidia.from_arrays(foreign.nvidia(layers=2).arrays, "file")
+    with pytest.raises(CheckpointError, match="it has skip wiring"):
+        nvidia.write(replace(reviews, recipe=replace(reviews.recipe, skip=True)), "nowhere")
 
 
 def test_a_model_without_an_output_layer_goes_only_where_none_is_needed(tmp_path: Path) -> None:

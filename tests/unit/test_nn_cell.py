@@ -295,6 +295,8 @@ def test_a_state_can_be_handed_back() -> None:
         assert c.dtype == torch.float32
         module(x, (h, c))
         module(x, (h, c.bfloat16()))  # as torch.nn.LSTM holds it
+        with pytest.raises(ValueError, match=r"h_0 is torch\.float32 and the input torch\.bfloat16"):
+            module(x, (h.float(), c))
 
 
 def test_compiles_without_a_graph_break() -> None:

@@ -98,3 +98,13 @@ def test_weight_norm_survives_rows_of_zeros() -> None:
     torch.testing.assert_close(y.detach().norm(dim=1), g.detach() * torch.tensor([1.0, 0, 1, 1]))
     for d in torch.autograd.grad(y.sum(), [W, g]):
         assert bool(d.isfinite().all())
+
+
+def test_a_start_leaves_nothing_of_what_was_learnt() -> None:
+    fresh, used = (LanguageModel(ModelRecipe(hidden=8, embedding=4), 5, init=None) for _ in range(2))
+    with torch.no_grad():
+        for p in used.parameters():
+            p.fill_(1.0)
+    for model in (fresh, used):
+        model.initialise(InitRecipe(), torch.Generator().manual_seed(2))
+    assert all(torch.equal(p, q) for p, q in zip(fresh.parameters(), used.parameters(), strict=True))

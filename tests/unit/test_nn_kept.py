@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,12 @@ def changes() -> list[tuple[str, Callable[[LanguageModel], Any]]]:
             p.data.add_(0.1)
         model.eval()
 
+    def after_gradients(model: LanguageModel) -> None:
+        with torch.enable_grad():
+            model(torch.randint(9, (2, 3)))[0].square().sum().backward()
+        for p in model.parameters():
+            p.data.add_(0.1)
+
     adam = {"lr": 0.1}
     return [
         ("adam", optimise(torch.optim.Adam, **adam)),
@@ -61,6 +68,7 @@ def changes() -> list[tuple[str, Callable[[LanguageModel], Any]]]:
         ("swap", swap),
         ("behind", behind),
         ("through train mode", through_mode),
+        ("behind, after gradients", after_gradients),
         ("initialise", lambda model: model.initialise(InitRecipe(recurrent_scale=0.3))),
     ]
 
@@ -117,6 +125,17 @@ def test_a_model_made_in_inference_mode_works() -> None:
         model = LanguageModel(ModelRecipe(hidden=4), 5).eval()
         x = torch.randint(5, (1, 3))
         assert torch.equal(model(x)[0], model(x)[0])
+
+
+def test_no_other_tensor_takes_the_place_of_what_is_kept() -> None:
+    kept: Kept[int] = Kept()
+    parameter = torch.zeros(1)
+    alive = weakref.ref(parameter)
+    kept.get([parameter], None, lambda: 5)
+    del parameter
+    assert alive() is not None
+    kept.forget()
+    assert alive() is None
 
 
 def test_another_thread_may_forget_at_any_moment() -> None:

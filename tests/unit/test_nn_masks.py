@@ -78,6 +78,7 @@ def test_drop_connect_zeroes_weights() -> None:
     nothing = {"W_mh": torch.zeros(6, 6), "W_zm": torch.ones(24, 6)}
     cut, _ = model(x, None, Masks(weights=(nothing,)))
     with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x, None, Masks(weights=(nothing,)))[0], cut)
         model.stack[0].get_parameter("g_mh").zero_()
     torch.testing.assert_close(model(x)[0], cut)
 

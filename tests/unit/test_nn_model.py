@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 from mulstm.errors import RecipeError
 from mulstm.nn import LanguageModel
@@ -80,6 +81,23 @@ def test_folded_is_the_same_function(recipe: ModelRecipe, embedding: bool) -> No
     again, end = folded(x)
     torch.testing.assert_close(logits, again)
     torch.testing.assert_close(state, end)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_folded_runs_as_the_model_does(training: bool) -> None:
+    model = make(ModelRecipe(hidden=6, embedding=4)).train(training)
+    model.backend, model.precision = "reference", "bf16"
+    folded = model.folded()
+    assert (folded.backend, folded.precision, folded.training) == ("reference", "bf16", training)
+
+
+def test_folded_sees_what_pruning_puts_off() -> None:
+    model, x = make(ModelRecipe(hidden=6)), torch.randint(9, (2, 3))
+    prune.l1_unstructured(model, "W_out", 0.3)
+    with torch.no_grad():
+        model.W_out_orig.mul_(2)
+    folded = model.folded()
+    torch.testing.assert_close(folded(x)[0], model(x)[0])
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.cell}-{r.unit}-{r.embedding}-{r.layers}")
@@ -201,6 +219,14 @@ def test_any_target_below_zero_counts_for_nothing() -> None:
     each, _ = model.losses(x, y)
     assert each[none].eq(0).all()
     assert float(model.loss(x, y)[0].detach()) == pytest.approx(float(each.sum()) / int((~none).sum()))
+
+
+def test_no_target_at_all_costs_nothing() -> None:
+    model, x = make(ModelRecipe(hidden=6)), torch.randint(9, (3, 12))
+    loss, _ = model.loss(x, torch.full_like(x, -1))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
 def test_the_state_is_its_owners() -> None:

@@ -28,6 +28,7 @@ def test_auto_takes_the_first_without_objection() -> None:
     assert chosen(zx) == "fused"
     assert chosen(zx, torch.ones(B, H, requires_grad=True)) == "reference"
     assert chosen(zx, backend="reference") == "reference"
+    assert chosen(zx.half()) == "reference"
 
 
 def test_a_backend_asked_by_name_runs_or_says_why_not() -> None:
@@ -37,6 +38,13 @@ def test_a_backend_asked_by_name_runs_or_says_why_not() -> None:
         recurrence(**given(), mask=torch.ones(B, H, requires_grad=True), backend="fused")
     with pytest.raises(BackendError, match=r"no backend 'cudnn'.*triton, fused, reference"):
         recurrence(**given(), backend="cudnn")
+
+
+def test_a_wider_c_stays_wide() -> None:
+    chunk = given(state=State(torch.zeros(B, H), torch.randn(B, H, dtype=torch.float64)))
+    (h, state), (right, end) = (recurrence(**chunk, backend=name) for name in ("fused", "reference"))
+    torch.testing.assert_close(h, right)
+    torch.testing.assert_close(state.c, end.c, atol=1e-6, rtol=1e-6)
 
 
 def test_kernels_are_not_asked_for_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

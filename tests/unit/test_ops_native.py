@@ -112,6 +112,43 @@ def test_both_loops_agree(unit: str, k: int, dtype: torch.dtype) -> None:
             assert (a.double() - b.double()).norm() <= limit * b.double().norm()
 
 
+def test_vectors_may_be_of_the_narrow_type() -> None:
+    x = inputs("initial", 4, torch.bfloat16)
+    assert x.b_h is not None
+    assert x.mask is not None
+    narrow = x._replace(b_h=x.b_h.bfloat16(), mask=x.mask.bfloat16())
+    assert narrow.b_h is not None
+    assert narrow.mask is not None
+    wide = narrow._replace(b_h=narrow.b_h.float(), mask=narrow.mask.float())
+    found = []
+    for given in (narrow, wide):
+        h, c, saved = fused_native.forward(given, save=True)
+        found.append((h, c, fused_native.backward(torch.ones_like(h), torch.ones_like(c), given, h, saved)))
+    (h, c, back), (right_h, right_c, right) = found
+    assert h.equal(right_h)
+    assert c.equal(right_c)
+    assert back.db_h.dtype == torch.bfloat16
+    assert back.db_h.equal(right.db_h.bfloat16())
+    assert all(a.equal(b) for a, b in zip(back[:-1], right[:-1], strict=True))
+
+
+@pytest.mark.parametrize(("unit", "k"), UNITS)
+def test_however_the_memory_lies(unit: str, k: int) -> None:
+    def askew(v: Tensor) -> Tensor:
+        return v.transpose(0, -1).contiguous().transpose(0, -1)
+
+    x = inputs(unit, k, torch.float32, B=32, H=128)
+    lying = Inputs(*(askew(v) if isinstance(v, Tensor) and v.dim() > 1 else v for v in x))
+    h, c, saved = fused_native.forward(x, save=True)
+    found_h, found_c, found_saved = fused_native.forward(lying, save=True)
+    torch.testing.assert_close((found_h, found_c), (h, c))
+    dh, dc = torch.randn_like(h), torch.randn_like(c)
+    right = fused_native.backward(dh, dc, x, h, saved)
+    found = fused_native.backward(askew(dh), askew(dc), lying, found_h, found_saved)
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("unit", "k"), UNITS)
 def test_far_out_nothing_is_infinite(unit: str, k: int) -> None:
     x = inputs(unit, k, torch.float32, scale=1e4)

@@ -58,14 +58,14 @@ def give(named: list[tuple[str, Tensor]], step: int) -> None:
 def test_normalised_rmsprop_is_the_papers() -> None:
     named = made()
     rate = torch.tensor(0.0, dtype=torch.float64)
-    recipe = OptimiserRecipe(name="rmsprop-normalised", beta2=0.9, epsilon=1e-6)
+    recipe = OptimiserRecipe(name="rmsprop-normalised", beta2=0.95, epsilon=1e-6)
     optimiser = optim.build(recipe, named, rate)
     p = np.concatenate([t.detach().numpy().ravel().copy() for _, t in named])
     ms = np.zeros(17)
     for j in range(1, 16):
         length = 3.0 * 0.9999**j
         g = np.concatenate([x.ravel() for x in gradients(j)])
-        decay = 1 - 1 / j if j < 10 else 0.9
+        decay = 1 - 1 / j if j < 10 else 0.95
         ms = decay * ms + (1 - decay) * g * g
         v = g / (np.sqrt(ms) + 1e-6)
         v *= length / np.sqrt((v * v).sum())
@@ -158,6 +158,7 @@ def test_state_put_back_goes_on_as_before(name: str) -> None:
         give(named, j)
         optimiser.step()
     kept = {key: t.clone() for key, t in optim.state_tensors(optimiser, named).items()}
+    given = {key: t.clone() for key, t in kept.items()}
     others = [(key, torch.nn.Parameter(t.detach().clone())) for key, t in named]
     again = optim.build(recipe, others, rate)
     optim.load_state_tensors(again, others, kept)
@@ -166,6 +167,7 @@ def test_state_put_back_goes_on_as_before(name: str) -> None:
         each.step()
     for (_, a), (_, b) in zip(named, others, strict=True):
         assert torch.equal(a, b)
+    assert all(torch.equal(kept[key], given[key]) for key in given)
 
 
 def test_rmsprop_bears_what_every_optimiser_bears() -> None:
@@ -192,6 +194,7 @@ def test_gains_of_weight_norm_do_not_decay(cell: str) -> None:
     named = list(model.named_parameters())
     before = {name: tensor.detach().clone() for name, tensor in named}
     optimiser = optim.build(OptimiserRecipe(name="adamw", weight_decay=0.5), named, torch.tensor(0.1))
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(named)
     for _, tensor in named:
         tensor.grad = torch.zeros_like(tensor)
     optimiser.step()

@@ -66,7 +66,9 @@ def test_few_records_take_no_more_lanes_than_they_can_fill() -> None:
     assert len(widths) <= 1.1 * 800 / 8
 
 
-def test_reading_runs_ahead_only_so_far() -> None:
+@pytest.mark.parametrize(("ahead", "symbols"), [(16, 4_000_000), (4096, 320)])
+def test_reading_runs_ahead_only_so_far(ahead: int, symbols: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mulstm.packing.AHEAD_SYMBOLS", symbols)
     handed = 0
 
     def records() -> object:
@@ -75,7 +77,7 @@ def test_reading_runs_ahead_only_so_far() -> None:
             handed += 1
             yield np.zeros(20, dtype=np.int64)
 
-    chunks = pack(records(), lanes=4, chunk=4, ahead=16)  # type: ignore[arg-type]
+    chunks = pack(records(), lanes=4, chunk=4, ahead=ahead)  # type: ignore[arg-type]
     next(chunks)
     assert handed <= 32
 

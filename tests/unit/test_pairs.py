@@ -30,6 +30,7 @@ def test_places_stand_pair_after_pair_and_in_the_order_of_time() -> None:
 def test_room_is_a_round_number_or_none() -> None:
     few = np.tile(np.arange(100, dtype=np.uint8) % 29, (256, 1))
     assert room_for(pairs_of(few)) == 8000
+    assert room_for(pairs_of(few % 25)) == 6400  # just as many as there are
     assert room_for(pairs_of(few[:, :50])) == 0
     many = np.tile(np.arange(100, dtype=np.uint8), (256, 1))
     assert room_for(pairs_of(many)) == 0

@@ -81,6 +81,34 @@ def test_values_that_contradict_each_other(overrides: list[str], words: str) -> 
         recipe.load("text", overrides)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.lanes=4", "train.chunk=10", "train.block=40", "train.rotate=false"],
+        ["optimiser.rate=1e-3", "optimiser.floor=1e-3"],
+    ],
+)
+def test_values_that_just_go_together(overrides: list[str]) -> None:
+    recipe.load("text", overrides)
+
+
+@pytest.mark.parametrize("key", ["train.ema", "train.ema_start", "train.drop_state", "optimiser.beta2"])
+def test_a_share_is_less_than_all(key: str) -> None:
+    with pytest.raises(RecipeError, match=rf"{key} = 1\.0 must be in \[0, 1\)"):
+        recipe.load("text", [f"{key}=1"])
+
+
+def test_a_split_leaves_something_to_train_on() -> None:
+    assert recipe.parse_split("0-50-50") is None
+    assert recipe.parse_split("100-0-0") == (1, 0, 0)
+
+
+def test_a_value_said_anew_has_no_old_note(tmp_path: Path) -> None:
+    write(tmp_path, "base.toml", "[train]\nlanes = 4  # of the paper\nchunk = 9  # ours\n")
+    child = write(tmp_path, "child.toml", 'like = "base.toml"\n[train]\nlanes = 8\n')
+    assert recipe.notes_of(child) == {"train.chunk": "ours"}
+
+
 def test_inheritance_gives_only_what_differs(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -108,6 +109,12 @@ def test_lanes_waste_little() -> None:
     assert len(rows) * 32 * 128 < 1.02 * split.symbols_count
 
 
+def test_each_epoch_has_its_own_order() -> None:
+    split = as_split(np.arange(90, dtype=np.uint8), np.arange(0, 91, 9))
+    orders = {tuple(RecordLanes(split, 1, 80, seed=1, epoch=k).chunk_at(0).x[0].tolist()) for k in range(3)}
+    assert len(orders) == 3
+
+
 def test_pairs_of_a_protein(tmp_path: Path) -> None:
     corpus = record_corpus.load(fasta(tmp_path / "p.fasta", ["MKT", "GG"] * 2))
     part = corpus.split("all")
@@ -132,6 +139,17 @@ def test_reviews_are_given_their_opening(tmp_path: Path) -> None:
     assert (rows.chunk_at(0).y[0] == y).all()
 
 
+def test_whole_records_are_evaluated_until_they_are_enough(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('{"text": "so &amp; so"}\n' * 3)
+    recipe = DataRecipe(
+        corpus=str(tmp_path / "r.jsonl"), records="jsonl", convention="openai-review", split="100-0-0"
+    )
+    part = record_corpus.load(recipe).split("train")
+    model = LanguageModel(ModelRecipe(hidden=4), 256)
+    read = {symbols: evaluate(model, part, symbols=symbols).symbols for symbols in (0, 1, 8, 9)}
+    assert read == {0: 24, 1: 8, 8: 8, 9: 16}
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=3, max_size=40))
 def test_equal_records_are_in_one_part(kinds: list[int]) -> None:
@@ -145,6 +163,12 @@ def test_equal_records_are_in_one_part(kinds: list[int]) -> None:
     for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
         assert not {kinds[k] for k in parts[a]} & {kinds[k] for k in parts[b]}
     assert all(part.size for part in parts.values())
+
+
+def test_the_dice_of_the_split_never_change() -> None:
+    data, offsets = np.arange(40, dtype=np.uint8), np.arange(0, 41, 2)
+    corpus = RecordCorpus("c", Text([data]), Alphabet.bytes(), offsets, SHARES, 0)
+    assert [corpus.split(name).chosen.tolist() for name in ("valid", "test")] == [[10, 17], [1, 14]]
 
 
 def test_an_update_over_packed_records_is_that_of_each_alone(tmp_path: Path) -> None:
@@ -311,11 +335,23 @@ def test_what_is_cached_is_made_again_where_it_is_damaged(suffix: str, cut: int,
     assert record_corpus.load(recipe).split("all").symbols_count == before
 
 
+def test_another_reading_of_the_same_file_is_another_text(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,other\n" + "".join(f"t{k},oo{k}\n" for k in range(9)))
+    recipe = DataRecipe(corpus=str(tmp_path / "t.csv"), records="csv")
+    ways = ({}, {"column": "other"}, {"convention": "openai-review"}, {"alphabet": "padded-bytes"})
+    found = [record_corpus.load(replace(recipe, **way)) for way in ways]
+    assert [corpus.split("all").symbols_count for corpus in found] == [27, 36, 27, 27]
+    assert len({corpus.text.read(0, 9).tobytes() for corpus in found[:3]}) == 3
+
+
 def test_faults(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file"):
         record_corpus.load(DataRecipe(corpus=str(tmp_path / "no.fasta"), records="fasta"))
     with pytest.raises(DataError, match=r"Of 3 records \(1 different\) none is left to train on"):
         record_corpus.load(fasta(tmp_path / "same.fasta", ["MK"] * 3))
+    (tmp_path / "blank.txt").write_text("\n \n")
+    with pytest.raises(DataError, match=r"blank\.txt holds no record"):
+        record_corpus.load(DataRecipe(corpus=str(tmp_path / "blank.txt"), records="lines"))
     kept = tmp_path / "cache" / "mulstm" / "records"
     before = sorted(kept.iterdir())
     assert len(before) == 4

@@ -88,6 +88,13 @@ def test_csv_and_tsv(tmp_path: Path) -> None:
     assert [r.text for r in read(path, column="other")] == [b"1", b"2"]
 
 
+def test_the_separator_is_the_one_of_the_column_that_is_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "text,old;body\na;b\n")
+    assert [r.text for r in read(path, column="body")] == [b"b"]
+    path = write(tmp_path / "t.tsv", "text,old\ttext\na\tb\n")
+    assert [r.text for r in read(path)] == [b"b"]
+
+
 def test_names_can_be_written_anywhere(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", b"id,text,label\ncaf\xe9,caf\xe9,\xff\n")
     assert list(read(path, label_column="label")) == [Record("caf\ufffd", b"caf\xe9", "\ufffd")]
@@ -131,6 +138,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.csv", "a,b\n1,2\n", {}, "with --column (train: --set data.column=NAME)"),
         ("t.csv", "text,b\n1,2\n", {"column": "c"}, 'no column "c" among text, b'),
         ("t.csv", "text,b\n1,2\n3\n", {}, "row 2: 2 fields in the header, 1 here"),
+        ("t.csv", "text,b\n1,2,3\n", {}, "row 1: 2 fields in the header, 3 here"),
         ("t.csv", "text,b,text\n1,2,3\n", {}, "two columns are called text"),
         ("t.csv", 'b,text\n1,"two\n3,four\n', {}, "line 3: unexpected end of data"),
         ("t.csv", 'b,text\n1,"two"x\n', {}, "line 2: ',' expected after '\"'"),
@@ -149,9 +157,9 @@ def test_faults(name: str, text: str, options: dict[str, str], words: str, tmp_p
     assert words in str(error.value)
 
 
-def test_a_name_of_null_is_none(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", '{"text": "a", "id": null}\n')
-    assert list(read(path)) == [Record("1", b"a")]
+def test_a_name_of_null_is_none_and_zero_is_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", '{"text": "a", "id": null}\n{"text": "b", "id": 0}\n')
+    assert list(read(path)) == [Record("1", b"a"), Record("0", b"b")]
 
 
 def test_texts_of_a_caller() -> None:

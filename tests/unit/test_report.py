@@ -338,3 +338,7 @@ def test_a_page_beside_that_is_no_text(results: Path) -> None:
     page.write_bytes(f"caf\xe9 {report.BEGIN}{report.END}".encode("latin-1"))
     with pytest.raises(RunError, match=r"README.md is not written in UTF-8 \(.*\)\. Save it so"):
         report.write(results, report.page_beside(results))
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
+    assert [tables._signed(x, 2) for x in (0.001, -0.001, 0.02, -0.02)] == ["0.00", "0.00", "+0.02", "−0.02"]

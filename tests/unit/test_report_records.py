@@ -70,6 +70,7 @@ def test_records_that_are_none(results: Path) -> None:
         ("test_bits_per_char", math.nan, "test_bits_per_char NaN"),
         ("train_seconds", None, "train_seconds null, which is not a number"),
         ("hardware", None, "hardware null, which is not text"),
+        ("updates", True, "updates true, which is not a whole number"),
         ("complete", 1, "complete 1, which is not true or false"),
         ("test_word_perplexity", "88", 'test_word_perplexity "88"'),
         ("kind", 5, "kind 5, which is not text"),
@@ -135,3 +136,29 @@ def test_a_later_dynamic_evaluation_takes_the_place_of_an_earlier_one(results: P
     assert after == before | {"dynamic_test_bits_per_char": 1.2, "dynamic_pull": 0.0}
     with pytest.raises(RunError, match=r"none\.json cannot be read"):
         records.add_dynamic(results / "none.json", {})
+
+
+def test_which_files_are_records(results: Path) -> None:
+    path = add(results, "hutter/mlstm", 1.4)
+    (results / "seed1.json").write_text(path.read_text())  # of no recipe
+    assert records.paths(results) == [path]
+
+
+def test_a_run_that_does_not_count_keeps_its_reason(results: Path) -> None:
+    settings = recipe.settings(recipe.load("hutter/mlstm")) | {"optimiser.rate": 9.0}
+    add(results, "hutter/mlstm", 1.4, complete=False, reason="not the recipe as it stands", settings=settings)
+    (found,) = records.read(results)
+    assert found["reason"] == "not the recipe as it stands"
+
+
+def test_a_recipe_of_ones_own_is_never_outdated(results: Path) -> None:
+    add(results, "text", 1.4, recipe="mine", table="")
+    (found,) = records.read(results)
+    assert found["complete"]
+
+
+def test_a_mean_wants_all_seeds() -> None:
+    some = [records.Record({"x": 1.0}), records.Record({"x": None})]
+    assert records.mean(some, "x") is None
+    assert records.mean(some[:1], "x") == 1.0
+    assert records.mean([], "x") is None

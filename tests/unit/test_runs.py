@@ -1,7 +1,9 @@
 """Run folders: made once, held by one, and never half written."""
 
 import getpass
+import io
 import json
+import math
 import os
 import platform
 import signal
@@ -26,11 +28,11 @@ def test_a_new_folder_tells_what_is_run(tmp_path: Path) -> None:
         assert "-seed7" in run.path.name
         assert run.path != second.path
         assert runs.recipe_of(run.path) == RECIPE
-        run.write_json("metrics.json", {"bits": 1.5, "none": float("nan"), "list": (1, 2)})
+        run.write_json("metrics.json", {"bits": 1.5, "none": math.nan, "list": (1, -math.inf)})
         assert json.loads((run.path / "metrics.json").read_text()) == {
             "bits": 1.5,
             "none": None,
-            "list": [1, 2],
+            "list": [1, None],
         }
 
 
@@ -84,6 +86,9 @@ def test_a_torn_last_line_is_left_out_and_cut_off(tmp_path: Path) -> None:
         assert runs.read_log(run.path) == [{"update": 1}]
         run.log({"update": 2})
         assert runs.read_log(log) == [{"update": 1}, {"update": 2}]
+        log.write_bytes(b'{"update": 1}\n{"upd\n')  # not torn: its end is there
+        with pytest.raises(RunError, match="line 2 is no line of a log"):
+            runs.read_log(log)
         for wrong in (b'{"upd', b"[1]", b"{}", b'{"update": "x"}', b'"x"', b"[" * 100_000):
             log.write_bytes(b'{"update": 2}\n' + wrong + b'\n{"update": 3}\n')
             with pytest.raises(RunError, match="line 2 is no line of a log"):
@@ -112,11 +117,32 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
     assert found == ["2026-01-01-000000-seed2", "2026-01-02-000000-seed1"]
 
 
+def test_runs_of_one_moment_come_in_the_order_of_their_names(tmp_path: Path) -> None:
+    names = [f"2026-01-01-000000-seed{k}" for k in (3, 1, 4, 2, 6, 5)]
+    for name in names:
+        (tmp_path / "text" / name).mkdir(parents=True)
+        (tmp_path / "text" / name / "recipe.toml").write_text("")
+        os.utime(tmp_path / "text" / name / "recipe.toml", (1e9, 1e9))
+    found = [folder.name for folder in runs.newest_first("text", root=tmp_path)]
+    assert found == sorted(names, reverse=True)
+
+
 def test_a_full_disk_under_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with Run.create(RECIPE, root=tmp_path) as run:
         monkeypatch.setattr(runs, "_appendable", lambda path: FileIO("/dev/full", "a"))
+        with pytest.raises(RunError, match="No space left on device"):
+            run.log({"update": 1})
+
+
+def test_half_a_line_is_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half(io.BytesIO):
+        def write(self, line: bytes) -> int:  # type: ignore[override]
+            return super().write(line[: len(line) // 2])
+
+    with Run.create(RECIPE, root=tmp_path) as run:
+        monkeypatch.setattr(runs, "_appendable", lambda path: Half())
         with pytest.raises(RunError, match="No space left on device"):
             run.log({"update": 1})
 

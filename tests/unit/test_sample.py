@@ -65,6 +65,15 @@ def test_a_predictor_goes_on_from_where_it_is(model: LanguageModel) -> None:
     assert b"".join(halves) == whole
 
 
+def test_a_start_symbol_stands_before_the_first_text_only(model: LanguageModel) -> None:
+    alphabet = Alphabet(b"\nabcdefg", specials=("start",))
+    how = [Sampling(length=length, temperature=0) for length in (12, 7, 5)]
+    whole = [row[0] for row in sample(model, alphabet, b"abc", how[0])]
+    predictor = Predictor(model, alphabet)
+    halves = [row[0] for k, prompt in ((1, b"abc"), (2, b"")) for row in go_on(predictor, prompt, how[k])]
+    assert halves == whole
+
+
 def test_a_prompt_changes_what_follows(model: LanguageModel) -> None:
     assert texts(model, b"a", length=30, temperature=0) != texts(model, b"fgfgfg", length=30, temperature=0)
 
@@ -75,6 +84,9 @@ def test_stop(model: LanguageModel) -> None:
     for whole, cut in zip(endless, stopped, strict=True):
         assert b"a" in whole
         assert cut == whole[: whole.index(b"a") + 1]
+    words = endless[0][4:7]
+    (cut,) = texts(model, b"abc", length=300, stop=words)
+    assert cut == endless[0][: endless[0].index(words) + 3]
 
 
 LOG_PROBS = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.05, 0.1, 0.15, 0.7]], dtype=torch.float64).log()
@@ -102,6 +114,13 @@ def test_filters(how: Sampling, rows: list[list[float]]) -> None:
     np.testing.assert_allclose(got, rows, atol=1e-12)
 
 
+def test_what_reaches_p_is_enough() -> None:
+    assert filtered(torch.zeros(1, 4, dtype=torch.float64), Sampling(top_p=0.5)).tolist() == [
+        [0.5, 0.5, 0, 0]
+    ]
+    assert filtered(LOG_PROBS[:1], Sampling(top_p=0.4)).tolist() == [[1, 0, 0, 0]]
+
+
 def test_draws_follow_the_weights() -> None:
     die = np.random.default_rng(0)
     weights = np.array([0.0, 0.25, 0.0, 0.75, 0.0])
@@ -110,15 +129,19 @@ def test_draws_follow_the_weights() -> None:
     assert counts[[0, 2, 4]].tolist() == [0, 0, 0]
 
 
-class Highest:
-    """A die that always shows its largest number."""
+class Loaded:
+    """A die that always shows the same number."""
+
+    def __init__(self, shown: float) -> None:
+        self.shown = shown
 
     def random(self) -> float:
-        return 1.0
+        return self.shown
 
 
 def test_a_symbol_without_weight_is_never_drawn() -> None:
-    assert draw(np.array([0.5, 0.5, 0.0]), Highest()) == 1
+    assert draw(np.array([0.5, 0.5, 0.0]), Loaded(1.0)) == 1
+    assert draw(np.array([0.0, 0.5, 0.5]), Loaded(0.0)) == 1
 
 
 @pytest.mark.parametrize(

