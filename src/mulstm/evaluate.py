@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ import torch
 
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Chunk, Lanes
-from mulstm.errors import DataError, MulstmError
+from mulstm.errors import CheckpointError, DataError, MulstmError
 from mulstm.files import replacing
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
@@ -47,6 +48,14 @@ class Evaluation:
         """By the paper's conversion, where the corpus has words."""
         return word_perplexity(self.bits_per_char, self.symbols, self.words) if self.words else None
 
+    def require_number(self, precision: str) -> None:
+        """Whoever shows or keeps the cost has one."""
+        if not math.isfinite(self.nats):
+            raise CheckpointError(
+                f"The model gives no number for this text: its weights are too large for {precision}. "
+                "Train it again, at a lower rate."
+            )
+
 
 def evaluate(
     model: LanguageModel,
@@ -74,7 +83,10 @@ def evaluate(
         return _records(model, split, symbols, progress)
     part = _Part(split, lanes, min(symbols or split.symbols_count, split.symbols_count))
     with _room(losses, part.total) as kept:
-        return _stream(model, [part], chunk, kept, progress)[0]
+        found = _stream(model, [part], chunk, kept, progress)[0]
+        if isinstance(losses, Path):  # which gets its name now
+            found.require_number(model.precision)
+        return found
 
 
 def evaluate_together(

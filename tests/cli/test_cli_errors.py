@@ -385,8 +385,10 @@ def test_a_model_that_gives_no_numbers(call: Call, trained: Path, text_file: Pat
         loaded.model.W_out.fill_(3e38)
     path = tmp_path / "large.safetensors"
     checkpoint.save(path, loaded.model, loaded.alphabet, recipe=loaded.recipe)
-    for option in ([], ["--json"]):
+    kept = tmp_path / "losses.npy"
+    for option in ([], ["--json"], ["--losses", kept]):
         told(call("evaluate", path, text_file, *option), 3, "gives no number for this text", "Train it again")
+    assert not kept.exists()
     told(call("score", path, text_file, "--json"), 3, "gives no number for record", "Train it again")
 
 

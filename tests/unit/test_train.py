@@ -350,6 +350,11 @@ def test_a_failed_kernel_of_another_process_stops_this_one(
         run(tiny(), tmp_path)
 
 
+def built(recipe: recipes.Recipe, stack: ExitStack, folder: Path) -> job.Job:
+    share = parallel.Share()
+    return job.build(recipe, share, stack, runs_dir=folder, path=None, data_dir=None, start_from=None)
+
+
 def test_validation_records_are_not_counted_between_validations(tiny: Tiny, tmp_path: Path) -> None:
     asked = []
 
@@ -359,15 +364,7 @@ def test_validation_records_are_not_counted_between_validations(tiny: Tiny, tmp_
             return type("Part", (), {"symbols_count": 5})
 
     with ExitStack() as stack:
-        found = job.build(
-            tiny("evaluate.every=4"),
-            parallel.Share(),
-            stack,
-            runs_dir=tmp_path,
-            path=None,
-            data_dir=None,
-            start_from=None,
-        )
+        found = built(tiny("evaluate.every=4"), stack, tmp_path)
         found.corpus = Parts()  # type: ignore[assignment]
         found.progress.update = 3
         assert (found.is_validation_due, asked) == (False, [])
@@ -377,9 +374,7 @@ def test_validation_records_are_not_counted_between_validations(tiny: Tiny, tmp_
 
 def test_a_validation_is_logged_between_two_lines(tiny: Tiny, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        found = job.build(
-            tiny(), parallel.Share(), stack, runs_dir=tmp_path, path=None, data_dir=None, start_from=None
-        )
+        found = built(tiny(), stack, tmp_path)
         found.total = 4 * job.LOG_LINES
         found.progress.update = 5
         assert not found.is_log_due
@@ -391,15 +386,7 @@ def test_the_seed_decides_where_a_run_starts(tiny: Tiny, tmp_path: Path) -> None
     starts = []
     for seed in (1, 1, 2):
         with ExitStack() as stack:
-            made = job.build(
-                tiny(f"train.seed={seed}"),
-                parallel.Share(),
-                stack,
-                runs_dir=tmp_path,
-                path=None,
-                data_dir=None,
-                start_from=None,
-            )
+            made = built(tiny(f"train.seed={seed}"), stack, tmp_path)
             starts.append(made.update.model.W_out.detach())
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
@@ -408,9 +395,7 @@ def test_the_seed_decides_where_a_run_starts(tiny: Tiny, tmp_path: Path) -> None
 def test_masks_are_not_drawn_as_the_weights_were(tiny: Tiny, tmp_path: Path) -> None:
     recipe = tiny("model.embedding=8", "init.embedding_range=1.0", "dropout.embedding=0.5")
     with ExitStack() as stack:
-        made = job.build(
-            recipe, parallel.Share(), stack, runs_dir=tmp_path, path=None, data_dir=None, start_from=None
-        )
+        made = built(recipe, stack, tmp_path)
         drawn = torch.rand(8, generator=made.update.generator)
         start = made.update.model.embedding.flatten()[:8]
     assert not torch.allclose(2 * drawn - 1, start, atol=1e-3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -91,7 +90,6 @@ def command(
     from mulstm.cli._text import is_own, part_of
     from mulstm.data.known import recounted
     from mulstm.dynamic import Settings, evaluate_dynamic
-    from mulstm.errors import CheckpointError
     from mulstm.evaluate import evaluate
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
@@ -127,11 +125,7 @@ def command(
         lanes = lanes or (loaded.recipe.evaluate.final_lanes if own else 10)
         measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)
         found = _watched(total, quiet, measure)
-    if not math.isfinite(found.nats):
-        raise CheckpointError(
-            f"The model in {model} gives no number for this text: its weights are too large for {precision}. "
-            "Train it again, at a lower rate."
-        )
+    found.require_number(precision)
     costs = _word_costs(part, found) if words else None
     counts = recounted(part.corpus, part.name, found.symbols)
     if as_json:
