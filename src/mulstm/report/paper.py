@@ -128,7 +128,14 @@ PTB = Table(
     "ptb",
     "Penn Treebank, by characters",
     "test bits/char",
-    (Line("unregularised mLSTM (older versions of the paper)", 1.35, "mlstm", fast="mLSTM +emb +WN +VD"),),
+    (
+        Line(
+            "unregularised mLSTM (older versions of the paper)",
+            1.35,
+            "mlstm",
+            fast="mLSTM +emb +WN +VD, weight decay, output dropout",
+        ),
+    ),
 )
 TABLES = (HUTTER, TEXT8, WIKITEXT2, PTB)
 
