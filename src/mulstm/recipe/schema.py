@@ -32,7 +32,7 @@ class InitRecipe:
     recurrent_scale: float = 1.0
     input: str = "orthogonal"  # W_mx and W_zx
     input_scale: float = 1.0
-    lower: str = "orthogonal"  # from the layer below, where skip wiring makes it a matrix of its own
+    lower: str = "orthogonal"  # from the layer below, in every layer but the first
     lower_scale: float = 1.0
     output: str = "orthogonal"
     output_scale: float = 1.0
