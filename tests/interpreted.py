@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from distance import rms
+from mulstm import optim
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel, Masks
 from mulstm.ops import faults, reference, triton_layer, triton_loss
@@ -29,7 +30,7 @@ from mulstm.ops.triton_chunk import Chunk
 from mulstm.ops.triton_plan import Plan, Tile
 from mulstm.ops.triton_sample import Sampler
 from mulstm.ops.triton_steps import backward, forward
-from mulstm.recipe import ModelRecipe
+from mulstm.recipe import ModelRecipe, OptimiserRecipe
 
 T, B, N = 3, 5, 7
 PLAIN = Plan(pdl=False)
@@ -186,6 +187,24 @@ def model_error(cell: str, **wiring: Any) -> float:
     return max(rms(a, b) for a, b in zip((loss.detach(), *found), (wanted.detach(), *truth), strict=True))
 
 
+def adam_error(name: str) -> float:
+    """How far the kernel's parameters and memories are from those of float64 after three updates."""
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 700), (5,), (2050,))]
+    theirs = [torch.nn.Parameter(p.detach().double()) for p in ours]
+    recipe = OptimiserRecipe(name=name, weight_decay=0.1)
+    rate = torch.tensor(1e-2)
+    one, other = (optim.build(recipe, [(str(k), p) for k, p in enumerate(ps)], rate) for ps in (ours, theirs))
+    for _ in range(3):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.double()
+        optim._fused_adam(one, 0.5)
+        optim.clip_and_step(other, theirs, 0.5)
+    pairs = [(p, q) for p, q in zip(ours, theirs, strict=True)]
+    pairs += [(one.state[p][what], other.state[q][what]) for p, q in pairs for what in other.state[q]]
+    return max(rms(a.detach(), b.detach()) for a, b in pairs)
+
+
 def main() -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)
@@ -204,6 +223,8 @@ def main() -> None:
         "sampler mlstm": sampler_error("mlstm"),
         "sampler lstm": sampler_error("lstm"),
         "trial": trial_forgets(),
+        "optimiser adamw": adam_error("adamw"),
+        "optimiser adam": adam_error("adam"),
     }
     torch.cuda.device = lambda device: nullcontext()
     triton_layer.Beside = triton_loss.Beside = Here
