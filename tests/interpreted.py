@@ -200,7 +200,7 @@ def adam_error(name: str) -> float:
             q.grad = p.grad.double()
         optim._fused_adam(one, 0.5)
         optim.clip_and_step(other, theirs, 0.5)
-    pairs = [(p, q) for p, q in zip(ours, theirs, strict=True)]
+    pairs = list(zip(ours, theirs, strict=True))
     pairs += [(one.state[p][what], other.state[q][what]) for p, q in pairs for what in other.state[q]]
     return max(rms(a.detach(), b.detach()) for a, b in pairs)
 
