@@ -12,6 +12,7 @@ from mulstm.report.records import Record, all_of_row, shown_of_row
 
 COLOURS = {
     "mlstm-emb-wn-vd-large": BLUE,
+    "mlstm-emb-wn-vd-large-ten": SKY,
     "mlstm-emb-wn-vd": GREEN,
     "mlstm-emb-wn": ORANGE,
     "mlstm": PURPLE,
@@ -180,7 +181,12 @@ def _paint_surprise(picture: Any, data: Any) -> None:
 def _times(records: Sequence[Record]) -> dict[str, Any]:
     """For each level of validation bits/char the first minute it was reached, on the Hutter Prize text."""
     lines = []
-    for row in ("mlstm-emb-wn-vd-large", "mlstm-emb-wn-vd"):
+    names = {
+        "mlstm-emb-wn-vd-large": "46M",
+        "mlstm-emb-wn-vd-large-ten": "46M in 12 epochs",
+        "mlstm-emb-wn-vd": "22M",
+    }
+    for row, name in names.items():
         for kind in ("fast", "faithful"):
             record = _shown(records, "hutter", row, kind)
             if record is None:
@@ -191,7 +197,6 @@ def _times(records: Sequence[Record]) -> dict[str, Any]:
                     best = bits
                     points.append((bits, minutes))
             if len(points) > 1:
-                name = "46M" if row.endswith("large") else "22M"
                 where = str(record["hardware"])
                 lines.append(
                     {"row": row, "kind": kind, "label": f"{name} {_kind(record)}, {where}", "points": points}
