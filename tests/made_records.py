@@ -18,9 +18,11 @@ def add(results: Path, name: str, bits: float, *, seed: int = 1, minutes: float 
         "recipe": name,
         "table": one.table,
         "row": one.row,
+        "kind": one.kind,
         "seed": seed,
         "parameters": 20_394_600,
         "complete": True,
+        "reason": "",
         "valid_bits_per_char": bits + 0.01,
         "test_bits_per_char": bits,
         "test_symbols": 5_000_000,
@@ -32,6 +34,7 @@ def add(results: Path, name: str, bits: float, *, seed: int = 1, minutes: float 
         "precision": "bf16",
         "backend": "fused",
         "commit": "0123",
+        "settings": recipe.settings(one),
     }
     path = results / name / f"seed{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

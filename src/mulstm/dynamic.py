@@ -20,6 +20,7 @@ from torch.func import functional_call
 
 from mulstm import tensorfile
 from mulstm.checkpoint import fingerprint
+from mulstm.data import store
 from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
@@ -140,6 +141,7 @@ def kept_statistics(
     R = gather_statistics(model, split, progress=progress, **how)
     with contextlib.suppress(OSError, RunError):  # no room to keep them: they are made again next time
         folder.mkdir(parents=True, exist_ok=True)
+        store.sweep(folder)
         tensorfile.write(file, R, {"kind": "statistics", "of": wanted})
     return R
 

@@ -87,7 +87,7 @@ def finished(path: Path) -> dict[str, Any] | None:
         record = read_one(path / "metrics.json").values
     except RunError:
         return None
-    return record if "reason" in record and record.get("stopped") != CUT else None
+    return record if record.get("stopped") != CUT else None
 
 
 def _changed(recipe: Recipe, folder: Path) -> list[str]:

@@ -64,7 +64,7 @@ class Job:
     def is_validation_due(self) -> bool:
         """Whether the update just made is followed by a validation that has not been made yet."""
         n = self.progress.update
-        every = self.recipe.evaluate.every or max(1, self.total // 10)
+        every = self.recipe.evaluate.every or -(-self.total // 10)
         if n == self.progress.validated or (n != self.total and n % every):
             return False
         # Asked last: records are counted one by one.

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,6 +18,7 @@ from mulstm.errors import BackendError, MulstmError, RunError
 
 R = TypeVar("R")
 CPU = torch.device("cpu")
+PATIENCE = timedelta(days=7)  # the first process may measure for hours; torchrun ends those of one that dies
 TORCHRUN = "Start several processes with torchrun, or unset WORLD_SIZE to train in one."
 
 
@@ -62,7 +64,7 @@ class Share:
         symbols = (y >= 0).sum()
         total = symbols.clone()
         dist.all_reduce(total)
-        return symbols / total
+        return symbols / total.clamp(min=1)
 
     def whole(self, own: Tensor) -> Tensor:
         """The rows of all processes, in the order of the lanes."""
@@ -134,7 +136,7 @@ def joined(device: str) -> Iterator[Share]:
     _told("RANK", 0)
     where = pick(device, _told("LOCAL_RANK", 0, default="0"))
     try:
-        dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if where.type == "cuda" else "gloo", timeout=PATIENCE)
     except (ValueError, RuntimeError) as fault:  # the first process has no address, or is not there
         raise BackendError(f"The {count} processes could not be joined ({fault}). {TORCHRUN}") from fault
     try:

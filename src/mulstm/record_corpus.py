@@ -206,7 +206,7 @@ def _parts(text: Text, offsets: Numbers, shares: tuple[Fraction, Fraction, Fract
     order = np.argsort(rank, kind="stable")
     sizes = np.bincount(rank, minlength=groups)
     ends = np.cumsum(sizes)
-    # Valid and test come first, so that a share above zero is never rounded away.
+    # Valid and test come first, so that a small share is not rounded away.
     cuts = []
     reached = 0
     for share in shares[1:]:
@@ -214,12 +214,14 @@ def _parts(text: Text, offsets: Numbers, shares: tuple[Fraction, Fraction, Fract
         reached = int(ends[np.searchsorted(ends, wanted)]) if share and wanted <= n else reached
         cuts.append(reached)
     valid, test, train = np.split(order, cuts)
-    if train.size == 0:
-        raise DataError(
-            f"Of {n} records ({groups} different) none is left to train on. "
-            "Give more records, or --set data.split=100-0-0."
-        )
-    return {"train": np.sort(train), "valid": np.sort(valid), "test": np.sort(test)}
+    parts = {"train": np.sort(train), "valid": np.sort(valid), "test": np.sort(test)}
+    for (name, part), share in zip(parts.items(), shares, strict=True):
+        if share and part.size == 0:
+            raise DataError(
+                f"Of {n} records ({groups} different) none is left for the {name} part. "
+                "Give more records, or --set data.split=100-0-0."
+            )
+    return parts
 
 
 def _fill(lengths: Numbers, lanes: int) -> list[Numbers]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,7 @@ if sys.platform != "win32":
     import fcntl
 
 ROOT = Path("runs")
-# Nor wait for a pipe's other end; on Windows bytes stay as they are.
-NO_LINK = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+BINARY = getattr(os, "O_BINARY", 0)  # on Windows bytes stay as they are
 
 
 class Run:
@@ -56,6 +54,7 @@ class Run:
     def open(cls, path: Path) -> Run:
         """The folder of an earlier run, to go on with it."""
         _require_run(path)
+        _require_own(path)
         return cls(path)
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -95,32 +94,39 @@ def _locked(path: Path) -> IO[str] | None:
     """An open file whose advisory lock goes away with the process, however that ends."""
     if sys.platform == "win32":  # there, two processes are not told of each other
         return None
-    lock = os.fdopen(_own(path / "lock", os.O_RDWR), "r+")
+    lock = os.fdopen(_opened(path / "lock", os.O_RDWR), "r+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         lock.close()
         raise RunError(
             f"{path} is in use by another process. Wait for it to end, or start a new run."
         ) from None
+    except OSError:  # a file system without locks
+        pass
     return lock
 
 
-def _own(path: Path, flags: int) -> int:
-    """A plain file of the folder, open: a run from elsewhere may hold links to other people's files."""
+def _require_own(folder: Path) -> None:
+    """A run from elsewhere may hold links, and what is written through them lies outside its folder."""
+    for path in folder.iterdir():
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise RunError(
+                f"{path} is a link or no plain file, and this run would write there. "
+                "Put a copy in its place, or remove it."
+            )
+
+
+def _opened(path: Path, flags: int) -> int:
     try:
-        handle = os.open(path, flags | os.O_CREAT | NO_LINK, 0o666)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise OSError(None, "it is no plain file")
+        return os.open(path, flags | os.O_CREAT | BINARY, 0o666)
     except OSError as error:
         raise files.UnwritableError(path, files.reason_of(error)) from None
-    return handle
 
 
 def _appendable(path: Path) -> FileIO:
     """The log, open at its end; a last line torn by a crash is cut off first."""
-    stream = FileIO(_own(path, os.O_RDWR | os.O_APPEND), "a+")
+    stream = FileIO(_opened(path, os.O_RDWR | os.O_APPEND), "a+")
     stream.seek(0)
     stream.truncate(stream.readall().rfind(b"\n") + 1)  # some hundred lines
     return stream

@@ -6,41 +6,63 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
+from typing import Any
+
+Earlier = Callable[[int, FrameType | None], Any] | int | None  # as signal.signal takes it
 
 
 class SignalError(Exception):
     """Ends an evaluation when a signal has come."""
 
 
-def kinds() -> list[signal.Signals]:
-    """SIGINT, SIGTERM and SIGHUP, where they are known and not ignored.
+@contextlib.contextmanager
+def handled_by(handler: Callable[[int, FrameType | None, Earlier], None]) -> Iterator[None]:
+    """Inside, SIGINT, SIGTERM and SIGHUP go to `handler`, with what would have handled them.
 
-    Ctrl-C is ignored by a program in the background, SIGHUP under nohup; that stays so.
+    One that is ignored stays so, as Ctrl-C by a program in the background and SIGHUP under nohup; and so
+    does a handler that Python does not know, since it could not be put back.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    return [kind for kind in known if signal.getsignal(kind) != signal.SIG_IGN]
+    found = {kind: signal.getsignal(kind) for kind in known}
+    before = {kind: earlier for kind, earlier in found.items() if earlier not in (signal.SIG_IGN, None)}
+    for kind, earlier in before.items():
+        signal.signal(kind, partial(_pass_on, handler, earlier))
+    try:
+        yield
+    finally:
+        for kind, earlier in before.items():
+            signal.signal(kind, earlier)
+
+
+def _pass_on(
+    handler: Callable[[int, FrameType | None, Earlier], None],
+    earlier: Earlier,
+    signum: int,
+    frame: FrameType | None,
+) -> None:
+    handler(signum, frame, earlier)
 
 
 @contextlib.contextmanager
 def listening(heard: list[int]) -> Iterator[None]:
-    """Inside, the first of these signals is put into `heard`; a second one acts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Inside, the first of these signals is put into `heard`; a second one acts at once.
 
-    def hear(signum: int, frame: FrameType | None) -> None:
+    One that nobody has heeded by the end acts then.
+    """
+
+    def hear(signum: int, frame: FrameType | None, earlier: Earlier) -> None:
         heard.append(signum)
-        signal.signal(signum, before[signal.Signals(signum)])
+        signal.signal(signum, earlier)
 
-    before = {kind: signal.getsignal(kind) for kind in kinds()}  # whole before the first can be heard
-    for kind in before:
-        signal.signal(kind, hear)
-    try:
+    with handled_by(hear):
         yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+    if heard:
+        signal.raise_signal(heard[0])
 
 
 def heeding(heard: list[int]) -> Callable[[int, float], None]:

@@ -63,6 +63,8 @@ def train(
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"{recipe!r:.60} is no recipe. Give one that load_recipe has read.")
     recipes.check(recipe)
+    if minutes < 0:
+        raise RecipeError(f"minutes={minutes} is no time. Give one above 0, or 0 for as long as it takes.")
     runs_dir = Path(runs_dir)
     started = time.perf_counter()
     with parallel.joined(device) as share, contextlib.ExitStack() as stack:
@@ -292,19 +294,18 @@ def finish(job: Job) -> dict[str, Any]:
     if recipe.evaluate.patience and progress.best_bits is not None:
         model = checkpoint.load(job.folder / "best.safetensors", job.share.device).model
         model.precision, model.backend = recipe.train.precision, recipe.train.backend
-    measured: dict[str, Evaluation] = {}
 
-    def measure() -> None:
+    def measure() -> dict[str, Evaluation]:
         splits = [part for name in ("valid", "test") if (part := job.corpus.split(name)).symbols_count]
         if job.screen is not None:
             for part in splits:
                 job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
         found = evaluate_together(model, splits, recipe.evaluate.final_lanes, progress=heeding(job.signals))
-        measured.update(zip((part.name for part in splits), found, strict=True))
+        return dict(zip((part.name for part in splits), found, strict=True))
 
     started = time.perf_counter()
     try:
-        job.share.by_first(measure)
+        measured = job.share.by_first(measure)
     except SignalError:
         raise _interrupted(job, "Interrupted while measuring the trained model", job.signals[0]) from None
     record = outcome.record(job, measured, time.perf_counter() - started)

@@ -46,6 +46,13 @@ def test_a_text_with_the_name_of_a_corpus(
     _text.require_one_meaning("enwik8")
 
 
+def test_two_texts_are_one_too_many(call: Call, text_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_bytes(text_file.read_bytes())
+    answer = call("train", text_file, "--set", f"data.corpus={other}", "--device", "cpu")
+    told(answer, 3, f"{text_file} is the text, and data.corpus names another")
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_any_work(
     call: Call, trained: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

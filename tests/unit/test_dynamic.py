@@ -2,6 +2,7 @@ import copy
 import dataclasses
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -134,8 +135,13 @@ def test_statistics_are_kept_for_the_model_and_text_they_are_of(model, text, tmp
         model.W_out.add_(1.0)
     ask()
     assert len(made) == 8
+    left = folder / ".half-written.tmp"  # by a process that was killed
+    left.touch()
+    os.utime(left, (0, 0))
     ask()
-    assert len(made) == 8
+    assert (len(made), left.exists()) == (8, True)
+    ask(batches=7)
+    assert (len(made), left.exists()) == (9, False)
 
 
 def test_statistics_under_the_name_of_others_are_not_taken(model, text, tmp_path) -> None:

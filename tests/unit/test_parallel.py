@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,26 @@ def test_a_folder_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
         assert parallel.Share(count=2).by_first(lambda: name) == name
     finally:
         parallel.dist.destroy_process_group()
+
+
+def test_a_chunk_in_which_nobody_has_anything_to_predict(tmp_path: Path) -> None:
+    parallel.dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        assert float(parallel.Share(count=2).part(torch.full((4,), -1))) == 0
+    finally:
+        parallel.dist.destroy_process_group()
+
+
+def test_the_first_process_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, timedelta] = {}
+
+    def join(backend: str, timeout: timedelta) -> None:
+        given[backend] = timeout
+        raise ValueError("no further")
+
+    monkeypatch.setattr(parallel.dist, "init_process_group", join)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BackendError, match="no further"):
+        parallel.joined("cpu").__enter__()
+    assert given["gloo"] > timedelta(days=1)

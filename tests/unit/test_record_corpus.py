@@ -347,14 +347,19 @@ def test_another_reading_of_the_same_file_is_another_text(tmp_path: Path) -> Non
 def test_faults(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file"):
         record_corpus.load(DataRecipe(corpus=str(tmp_path / "no.fasta"), records="fasta"))
-    with pytest.raises(DataError, match=r"Of 3 records \(1 different\) none is left to train on"):
+    with pytest.raises(DataError, match=r"Of 3 records \(1 different\) none is left for the train part"):
         record_corpus.load(fasta(tmp_path / "same.fasta", ["MK"] * 3))
+    many = replace(
+        fasta(tmp_path / "many.fasta", ["MK"] * 6 + ["MAA", "MCC", "MDD", "MEE"]), split="20-40-40"
+    )
+    with pytest.raises(DataError, match=r"Of 10 records \(5 different\) none is left for the test part"):
+        record_corpus.load(many)
     (tmp_path / "blank.txt").write_text("\n \n")
     with pytest.raises(DataError, match=r"blank\.txt holds no record"):
         record_corpus.load(DataRecipe(corpus=str(tmp_path / "blank.txt"), records="lines"))
     kept = tmp_path / "cache" / "mulstm" / "records"
     before = sorted(kept.iterdir())
-    assert len(before) == 4
+    assert len(before) == 8
     with pytest.raises(DataError, match="Record p1 has '1' at position 2"):
         record_corpus.load(fasta(tmp_path / "bad.fasta", ["MK", "M1"]))
     with pytest.raises(DataError, match="Record p1 is empty"):

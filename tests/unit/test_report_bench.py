@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mulstm import report
+from mulstm.errors import RunError
 from mulstm.report import bench
 
 
@@ -95,3 +96,10 @@ def test_no_gpu_no_table(results: Path) -> None:
         path.unlink()
     assert bench.figures(results) == []
     assert bench.markdown(results) == ""
+
+
+@pytest.mark.parametrize("rows", [None, [{}], [{**ROWS[0], "name": "mlstm"}, "no row"]])
+def test_what_is_no_record_of_a_benchmark(results: Path, rows: object) -> None:
+    (results / "bench" / "h200.json").write_text(json.dumps({"machine": {"device": "H200"}, "rows": rows}))
+    with pytest.raises(RunError, match=r"h200\.json is not the record of a benchmark\. Make it again"):
+        bench.figures(results)

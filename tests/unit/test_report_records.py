@@ -17,16 +17,17 @@ from mulstm.report import records
 def test_a_record_counts_as_long_as_its_recipe_stands(results: Path) -> None:
     name = "hutter/mlstm-emb-wn-vd-fast"
     then = recipe.settings(recipe.load(name))
-    assert then["optimiser.rate"] == 8e-3
+    assert then["optimiser.rate"] == 1.6e-2
     # Another seed or precision is no other recipe, and a key that came later means what it always did.
     other = then | {"train.seed": 2, "train.precision": "fp32"}
     del other["train.ema_start"]
     path = add(results, name, 1.26, settings=other)
-    assert cells(markdown(results), "**mLSTM +emb +WN +VD**")[4] == "1.260"
+    title = "**mLSTM +emb +WN +VD; fast: weight decay**"
+    assert cells(markdown(results), title)[4] == "1.260"
     add(results, name, 1.25, settings=then | {"optimiser.rate": 1e-3})
     page = markdown(results)
-    assert cells(page, "**mLSTM +emb +WN +VD**")[4] == "not counted"
-    assert "the recipe has changed since: optimiser.rate was 0.001, is 0.008" in page
+    assert cells(page, title)[4] == "not counted"
+    assert "the recipe has changed since: optimiser.rate was 0.001, is 0.016" in page
     # A key that came later, and that the recipe sets by now.
     assert (then.pop("optimiser.clip"), recipe.OptimiserRecipe().clip) == (0.1, 0.0)
     add(results, name, 1.25, settings=then)
@@ -54,7 +55,7 @@ def test_records_that_are_none(results: Path) -> None:
     with pytest.raises(RunError, match="is not JSON"):
         records.read(results)
     path.write_text('{"recipe": "hutter/mlstm"}')
-    with pytest.raises(RunError, match="lacks table, row, seed"):
+    with pytest.raises(RunError, match="lacks table, row, kind, seed"):
         records.read(results)
     for text in ("3", "null", "[1, 2]"):
         path.write_text(text)

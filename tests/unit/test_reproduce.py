@@ -30,7 +30,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
             ("parameters", "test_symbols", "evaluate_lanes", "epochs", "updates", "train_seconds"), 10
         )
         values |= {"recipe": recipe.name, "table": recipe.table, "row": recipe.row, "kind": recipe.kind}
-        values["precision"] = recipe.train.precision
+        values |= {"precision": recipe.train.precision, "reason": "", "settings": recipes.settings(recipe)}
         with runs.Run.create(recipe, root=more["runs_dir"]) as run:
             run.write_json("metrics.json", values | {"seed": recipe.train.seed, "complete": True})
         return values, run.path

@@ -137,6 +137,22 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(
     assert len(search.search(asked, out=out)) == len(trials.read(out)) == 2
 
 
+def test_a_signal_at_the_end_of_a_trial_ends_it_too(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "search.jsonl"
+    result = search._result
+
+    def late(*given: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return result(*given, **named)
+
+    monkeypatch.setattr(search, "_result", late)
+    with pytest.raises(KeyboardInterrupt):
+        search.search([trial(tiny, "optimiser.rate=1e-3"), trial(tiny, "optimiser.rate=1e-2")], out=out)
+    assert trials.read(out) == []
+
+
 def test_no_trial_is_begun_after_its_time(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,27 @@ def test_the_first_is_noted_and_a_second_acts() -> None:
         assert heard == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert heard == [signal.SIGINT]
+        assert heard.pop() == signal.SIGINT
+        assert not heard
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_one_that_nobody_heeded_acts_at_the_end() -> None:
+    heard: list[int] = []
+    with pytest.raises(KeyboardInterrupt), signals.listening(heard):
+        signal.raise_signal(signal.SIGINT)
+    assert heard == [signal.SIGINT]  # only the end of the block let it act
+    with pytest.raises(signals.SignalError), signals.listening(heard):
+        raise signals.SignalError  # it was heeded
+
+
+def test_a_handler_that_python_does_not_know_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    known = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda kind: None if kind == signal.SIGTERM else known(kind))
+    with signals.listening([]), leaving():
+        assert known(signal.SIGTERM) == before
+        assert known(signal.SIGINT) != signal.default_int_handler
 
 
 def test_what_is_ignored_stays_so(ignored: signal.Signals) -> None:

@@ -288,3 +288,13 @@ def test_what_is_in_a_tar_archive_is_the_text(name: str, tmp_path: Path) -> None
         archive.add(tmp_path / "a.txt", "b.txt")
     with pytest.raises(DataError, match="holds 2 files and none called"):
         load(path)
+
+
+def test_a_folder_by_the_name_of_a_file_in_a_tar(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(TEXT)
+    (tmp_path / "folder").mkdir()
+    with tarfile.open(tmp_path / "made.tar", "w") as archive:
+        archive.add(tmp_path / "a.txt", "a.txt")
+        archive.add(tmp_path / "folder", "a.txt")
+    found = load(tmp_path / "made.tar").text
+    assert found.read(0, len(found)).tobytes() == TEXT

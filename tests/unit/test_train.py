@@ -20,6 +20,7 @@ from made_runs import RICH, Tiny, at_update, run, same, weights
 from mulstm import checkpoint, console, job, optim, outcome, parallel, runs, train, update
 from mulstm import recipe as recipes
 from mulstm.errors import BackendError, CheckpointError, ExtraError, MulstmError, RecipeError, RunError
+from mulstm.evaluate import Evaluation
 
 
 def test_what_a_run_leaves_behind(tiny: Tiny, tmp_path: Path) -> None:
@@ -399,3 +400,34 @@ def test_masks_are_not_drawn_as_the_weights_were(tiny: Tiny, tmp_path: Path) -> 
         drawn = torch.rand(8, generator=made.update.generator)
         start = made.update.model.embedding.flatten()[:8]
     assert not torch.allclose(2 * drawn - 1, start, atol=1e-3)
+
+
+@pytest.mark.parametrize("total", [9, 19, 25, 2005])
+def test_at_most_ten_validations_and_the_last_at_the_end(tiny: Tiny, tmp_path: Path, total: int) -> None:
+    with ExitStack() as stack:
+        found = built(tiny("evaluate.every=0"), stack, tmp_path)
+        found.total = total
+        due = []
+        for found.progress.update in range(1, total + 1):
+            if found.is_validation_due:
+                due.append(found.progress.update)
+    assert 5 <= len(due) <= 10
+    assert due[-1] == total
+
+
+def test_a_time_below_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="minutes=-1 is no time"):
+        train.train(tiny(), runs_dir=tmp_path, device="cpu", minutes=-1)
+
+
+def test_every_process_returns_what_the_first_measured(tiny: Tiny, tmp_path: Path) -> None:
+    measured = {"test": Evaluation(nats=2.0, symbols=3, words=None, seconds=1.0)}
+
+    class Other(parallel.Share):
+        def by_first(self, work: object) -> Any:
+            return measured
+
+    with ExitStack() as stack:
+        found = built(tiny(), stack, tmp_path)
+        found.share = Other(rank=1, count=2)
+        assert train.finish(found)["test_bits_per_char"] == measured["test"].bits_per_char

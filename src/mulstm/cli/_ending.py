@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,30 +20,19 @@ def leaving() -> Iterator[None]:
 
     While LLVM is at work none may be raised: the signal is sent again a moment later.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        handler = before[signal.Signals(number)]
+    def leave(number: int, frame: FrameType | None, earlier: signals.Earlier) -> None:
         if _is_compiling(frame):
             again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()
-        elif callable(handler):
-            handler(number, frame)
+        elif callable(earlier):
+            earlier(number, frame)
         else:
             sys.exit(128 + number)
 
-    found = {kind: signal.getsignal(kind) for kind in signals.kinds()}
-    before = {kind: handler for kind, handler in found.items() if handler is not None}  # not C's own
-    for kind in before:
-        signal.signal(kind, leave)
-    try:
+    with signals.handled_by(leave):
         yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 def _is_compiling(frame: FrameType | None) -> bool:

@@ -11,7 +11,7 @@ from mulstm import recipe, record_corpus, runs
 from mulstm.cli._text import require_one_meaning, two_meanings
 from mulstm.convention import name_of
 from mulstm.data.known import KNOWN
-from mulstm.errors import CheckpointError, DataError
+from mulstm.errors import CheckpointError, DataError, RecipeError
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordSplit
 from mulstm.records import kind_of
@@ -54,6 +54,8 @@ def recipe_for(
 def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) -> Recipe:
     """The default recipe; files of records are known by their ending, and FASTA holds proteins."""
     kind, given = kind_of(target), recipe.overridden(overrides)
+    if "data.corpus" in given:
+        raise RecipeError(f"{target} is the text, and data.corpus names another. Give one of the two.")
     if kind != "lines" and "data.records" not in given:
         overrides = [f"data.records={kind}", *overrides]
     if "evaluate.patience" not in given and _has_no_valid_part(overrides):

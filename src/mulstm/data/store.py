@@ -114,7 +114,8 @@ def opened(path: Path, member: str) -> Iterator[IO[bytes]]:
             yield stack.enter_context(archive.open(_pick(path, inside, member)))
         elif suffix == ".tgz" or ".tar" in (suffix, Path(path.stem).suffix.lower()):
             tar = stack.enter_context(tarfile.open(path))
-            stream = tar.extractfile(_pick(path, [m.name for m in tar if m.isfile()], member))
+            members = {m.name: m for m in tar if m.isfile()}  # of several by a name, the last
+            stream = tar.extractfile(members[_pick(path, list(members), member)])
             yield stack.enter_context(cast(IO[bytes], stream))
             while cast(IO[bytes], tar.fileobj).read(BLOCK):  # a checksum comes after the last member
                 pass

@@ -53,11 +53,11 @@ def changes_since(then: Flat, name: str) -> list[str]:
 
 
 def _beside_packaged(asked: Flat, name: str) -> tuple[Flat, Flat]:
-    """Both settings, as far as they matter; nothing where nothing was kept, or there is no such recipe.
+    """Both settings, as far as they matter; nothing where there is no such recipe.
 
     A key that `asked` lacks came later: before, its default went without saying.
     """
-    if not asked or name not in names():
+    if name not in names():
         return {}, {}
     asked, packaged = settings(Recipe()) | asked, flat(as_dict(load(name)))
     keys = [key for key in asked if key not in INCIDENTAL]

@@ -55,14 +55,14 @@ RULES: tuple[Rule, ...] = (
     ("model.embedding", lambda v: 0 <= v <= 1 << 20, "0 to 1,048,576"),
     ("train.lanes train.chunk", lambda v: v >= 1, "1 or more"),
     ("evaluate.lanes evaluate.final_lanes", lambda v: v >= 1, "1 or more"),
-    ("optimiser.rate train.epochs train.save_every", lambda v: v > 0, "above 0"),
+    ("optimiser.rate optimiser.epsilon train.epochs train.save_every", lambda v: v > 0, "above 0"),
     ("optimiser.decay_factor", lambda v: 0 < v <= 1, "above 0 and at most 1"),
     ("dropout.embedding dropout.hidden dropout.output dropout.weights", lambda v: 0 <= v < 1, "in [0, 1)"),
     ("optimiser.beta1 optimiser.beta2 train.drop_state", lambda v: 0 <= v < 1, "in [0, 1)"),
     ("train.ema train.ema_start", lambda v: 0 <= v < 1, "in [0, 1)"),
     (
         "paper init.recurrent_scale init.input_scale init.lower_scale init.output_scale"
-        " init.embedding_range optimiser.floor optimiser.decay_updates optimiser.warmup optimiser.epsilon"
+        " init.embedding_range optimiser.floor optimiser.decay_updates optimiser.warmup"
         " optimiser.weight_decay optimiser.clip train.updates train.seed train.block train.clear_every"
         " evaluate.every evaluate.symbols evaluate.patience",
         lambda v: v >= 0,

@@ -73,7 +73,7 @@ class OptimiserRecipe:
 
     name: str = "adam"  # adam | adamw | rmsprop-normalised
     rate: float = 1e-3  # for rmsprop-normalised: the length of the update
-    floor: float = 0.0  # the rate never falls below it
+    floor: float = 0.0  # the rate does not decay below it
     decay: str = "linear"  # constant | linear | cosine (over decay_updates) | exponential
     decay_updates: int = 0  # 0: the whole run
     decay_factor: float = 0.9999  # exponential: the rate is multiplied by it before each update
@@ -110,7 +110,7 @@ class TrainRecipe:
 class EvaluateRecipe:
     """When and how validation is read."""
 
-    every: int = 0  # updates between validations; 0: ten times a run
+    every: int = 0  # updates between validations; 0: at most ten a run
     symbols: int = 500_000  # of the validation split read each time; 0: all
     lanes: int = 100  # during training
     patience: int = 0  # validations without a gain before the run stops; 0: never. Keeps the best model

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from mulstm.errors import RunError
 from mulstm.report import musts
 from mulstm.report.canvas import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION, Figure
 from mulstm.report.records import read_object
@@ -33,6 +34,10 @@ WHO = {
     "flashrnn": "FlashRNN",
     "mlstm, initial unit": "initial unit, one graph",
 }
+KEYS = {
+    *("name", "level", "backend", "hidden", "lanes", "chunk", "parameters", "milliseconds"),
+    *("symbols_per_second", "error_vs_float64"),
+}
 AGAIN = "Make it again with mulstm bench."
 MEAN_OF = 10  # updates, in the lower half of the figure of losses
 
@@ -44,7 +49,15 @@ def _machines(results: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, An
             continue
         beside = path.with_name(f"losses-{path.name}")
         losses = read_object(beside, AGAIN) if beside.is_file() else None
-        yield path.stem, read_object(path, AGAIN), losses
+        record = read_object(path, AGAIN)
+        if _is_gpu(record):
+            _require_rows(path, record.get("rows"))
+        yield path.stem, record, losses
+
+
+def _require_rows(path: Path, rows: Any) -> None:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= KEYS for row in rows):
+        raise RunError(f"{path} is not the record of a benchmark. {AGAIN}")
 
 
 def figures(results: Path) -> list[Figure]:

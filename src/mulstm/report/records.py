@@ -27,9 +27,11 @@ KEYS = {  # that every record has, and the kinds of their values
     "recipe": "text",
     "table": "text",
     "row": "text",
+    "kind": "text",
     "seed": "count",
     "parameters": "count",
     "complete": "flag",
+    "reason": "text",
     "valid_bits_per_char": "score",
     "test_bits_per_char": "score",
     "test_symbols": "count",
@@ -41,6 +43,7 @@ KEYS = {  # that every record has, and the kinds of their values
     "precision": "text",
     "backend": "text",
     "commit": "text",
+    "settings": "table",
 }
 SCORES = ("_bits_per_char", "_word_perplexity")  # how keys that not every record has may end
 FILE = re.compile(r"seed\d+\.json")
@@ -69,7 +72,7 @@ class Record:
     @property
     def kind(self) -> str:
         """faithful or fast."""
-        return self.get("kind") or ("fast" if self["recipe"].endswith("-fast") else "faithful")
+        return str(self["kind"])
 
     @property
     def minutes(self) -> float:
@@ -79,8 +82,8 @@ class Record:
     @property
     def is_cut(self) -> bool:
         """Whether it follows a packaged recipe in everything but the end."""
-        is_all = self.get("stopped") == CUT and str(self.get("reason")).startswith(CUT_SHORT)
-        return is_all and bool(self.get("settings")) and not self.outdated()
+        is_all = self.get("stopped") == CUT and str(self["reason"]).startswith(CUT_SHORT)
+        return is_all and not self.outdated()
 
     def outdated(self) -> str:
         """Why it does not stand for a packaged recipe any more; "" where it does."""
@@ -91,8 +94,8 @@ class Record:
         return f"the recipe has changed since: {'; '.join(changed)}" if changed else ""
 
     def changes(self) -> list[str]:
-        """In what its recipe differs by now; records from before these settings were kept say nothing."""
-        return recipes.changes_since(self.get("settings") or {}, self["recipe"])
+        """In what its recipe differs by now."""
+        return recipes.changes_since(self["settings"], self["recipe"])
 
     def validations(self) -> Iterator[tuple[float, float]]:
         """Minutes of training and validation bits/char, wherever it was read."""
@@ -126,10 +129,9 @@ def read_one(path: Path) -> Record:
     missing = [key for key in KEYS if key not in values]
     if missing:
         raise RunError(f"{path} lacks {', '.join(missing)}. {AGAIN}")
-    more = {key: "score" for key in values if key.endswith(SCORES)} | {"kind": "text", "reason": "text"}
+    more = {key: "score" for key in values if key.endswith(SCORES)}
     for key, kind in (more | KEYS).items():
-        _require(path, key, values.get(key, ""), kind)
-    _require(path, "settings", values.get("settings", {}), "table")
+        _require(path, key, values[key], kind)
     curve = path.with_suffix(".jsonl")
     lines = tuple(runs.read_log(curve))
     for line in lines:

@@ -14,8 +14,9 @@ from mulstm.report.tables import grid
 
 Result = dict[str, Any]
 KEYS = {
-    *("recipe", "settings", "valid_bits_per_char", "train_bits_per_char", "parameters", "epochs", "updates"),
-    *("symbols_per_second", "train_seconds", "valid_symbols", "evaluate_lanes", "hardware", "precision"),
+    *("recipe", "set", "settings", "parameters", "epochs", "updates", "symbols_per_second", "train_seconds"),
+    *("valid_bits_per_char", "train_bits_per_char", "valid_symbols", "evaluate_lanes"),
+    *("hardware", "precision"),
 }
 HEADERS = ("settings", "valid bits/char", "train", "parameters", "epochs", "updates", "symbols/s", "time")
 
@@ -47,7 +48,7 @@ def best_first(trials: Sequence[Result]) -> list[Result]:
 
 def _alone(line: Result) -> str:
     """What a trial that has no other to differ from was made with."""
-    return " ".join(line.get("set") or ["as it is"])
+    return " ".join(line["set"]) or "as it is"
 
 
 def rows(trials: Sequence[Result]) -> list[list[str]]:
