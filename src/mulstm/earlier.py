@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from mulstm import checkpoint, files, resume, runs, tensorfile
@@ -118,7 +119,7 @@ def _require_state(folder: Path) -> None:
     if kept and not state.is_file() and finished(folder) is None:
         raise RunError(
             f"The run in {folder} cannot go on: its {resume.NAME} is missing. "
-            f"Start a new run from its model with --from {folder / kept[0]}."
+            f"Start a new run from its model with --from {quote(str(folder / kept[0]))}."
         )
 
 

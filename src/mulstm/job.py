@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from mulstm import checkpoint, console, data, earlier, machine, ops, parallel, record_corpus, resume, runs
+from mulstm import (
+    checkpoint,
+    console,
+    data,
+    earlier,
+    machine,
+    ops,
+    parallel,
+    record_corpus,
+    resume,
+    runs,
+    tensorfile,
+)
 from mulstm import recipe as recipes
 from mulstm import update as updates
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import name_of
 from mulstm.data.corpus import Corpus
+from mulstm.data.known import KNOWN
 from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError
 from mulstm.nn.model import PRECISIONS, LanguageModel
@@ -197,6 +211,23 @@ def corpus_facts(corpus: Corpus) -> dict[str, Any]:
         "alphabet": corpus.alphabet.fingerprint,
         "checksum": corpus.text.checksum(),
     }
+
+
+def is_another(corpus: Corpus, facts: Mapping[str, Any]) -> bool:
+    """Whether a text is not the one of these facts, as far as they go: earlier versions kept fewer."""
+    now = corpus_facts(corpus)
+    return any(facts.get(key, now[key]) != now[key] for key in ("symbols", "checksum"))
+
+
+def is_of_another_text(folder: Path, recipe: Recipe, data_dir: str | Path | None) -> bool:
+    """Whether a run was made on another text than the recipe's; one that cannot be had says nothing."""
+    known = KNOWN.get(recipe.data.corpus)
+    if known is not None and known.size:  # its hash is checked wherever it is read
+        return False
+    with contextlib.suppress(CheckpointError, DataError):
+        facts = tensorfile.read_meta(folder / "last.safetensors").get("corpus", {})
+        return is_another(record_corpus.load(recipe.data, data_dir), facts)
+    return False
 
 
 def backend_of(recipe: Recipe, share: parallel.Share) -> str:

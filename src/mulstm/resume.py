@@ -20,6 +20,15 @@ NAME = "resume.safetensors"
 KIND = "training state"
 
 
+class TextChangedError(RunError):
+    """A run would go on, or has ended, on another text than the one that is there now."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"The text has changed since {folder} was saved. Put it back as it was, or start a new run."
+        )
+
+
 @dataclass
 class Progress:
     """Where a run stands."""
@@ -67,10 +76,7 @@ def load(path: Path, update: Update, corpus: dict[str, Any], total: int) -> Prog
     try:
         tensors, meta = tensorfile.read(path, KIND)
         if meta["corpus"] != corpus:
-            raise RunError(
-                f"The text has changed since {path.parent} was saved "
-                f"(now {sum(corpus['symbols']):,} symbols). Put the text back as it was, or start a new run."
-            )
+            raise TextChangedError(path.parent)
         progress = _progress(meta["progress"], total)
         _put_back(tensors, update)
         # The two kinds of device number their dice differently; on another kind the masks start a new series.

@@ -72,6 +72,8 @@ def train(
         path = earlier.run_of(recipe, runs_dir, resume_from, start_from, tell)
         record = earlier.finished(path) if path is not None else None
         if path is not None and record is not None:
+            if share.by_first(partial(jobs.is_of_another_text, path, recipe, data_dir)):
+                raise resume.TextChangedError(path)
             if tell is not None:
                 tell(f"{path} is complete: nothing is left to do.")
             return record, path

@@ -78,6 +78,11 @@ def test_what_quantize_left_beside_a_checkpoint_is_used(call: Call, trained: Pat
         kept.write_bytes(other)
         assert "made the integer model" in call(*given).err
         assert Path(f"{note}.mul").read_bytes() == archive
+        # Archives of that checkpoint may want it.
+        assert f"{kept} exists already" in call("quantize", model).err
+        assert kept.read_bytes() == other
+    assert call("quantize", model, "--force").code == 0
+    assert kept.read_bytes() == whole
 
 
 def test_damage_and_the_wrong_model_end_with_four(

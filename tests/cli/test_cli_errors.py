@@ -12,7 +12,7 @@ from torch import no_grad, zeros
 from made import settings, text_recipe
 from mulstm import checkpoint, cli, recipe, runs
 from mulstm.cli import _text
-from mulstm.errors import CheckFailedError, RecipeError
+from mulstm.errors import CheckFailedError
 
 
 def told(answer: Answer, code: int, *words: str) -> None:
@@ -348,9 +348,11 @@ def test_an_end_that_comes_too_early_is_not_the_users_abort(
     assert capsys.readouterr() == ("", "")
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError):
-        cli.run(["--debug", "train", "nosuch/recipe"])
+def test_debug_shows_the_traceback(call: Call) -> None:
+    code, out, err = call("--debug", "train", "nosuch/recipe")
+    assert (code, out) == (3, "")  # as without it
+    assert "Traceback" in err
+    assert "RecipeError: There is no" in err
 
 
 def test_only_the_first_process_speaks(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

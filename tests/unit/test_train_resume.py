@@ -269,13 +269,21 @@ def test_resume_wants_the_same_recipe_and_text(tiny: Tiny, tmp_path: Path, text_
     _, folder = run(recipe, tmp_path)
     with pytest.raises(RunError, match=r"train\.updates was 12, is 20"):
         run(tiny("train.updates=20"), tmp_path, resume_from=str(folder))
+    text = text_file.read_bytes()
+    text_file.write_bytes(text.replace(b"e", b"o"))
+    for which in (str(folder), "auto"):  # its figures are of another text
+        with pytest.raises(RunError, match="text has changed"):
+            run(recipe, tmp_path, resume_from=which)
+    text_file.rename(text_file.with_suffix(".gone"))
+    assert run(recipe, tmp_path, resume_from=str(folder))[1] == folder
+    text_file.write_bytes(text)
     (folder / "metrics.json").unlink()
     before = weights(folder)
     with pytest.raises(RunError, match=r"optimiser\.rate was 0\.004, is 0\.1"):
         run(tiny("optimiser.rate=0.1"), tmp_path, resume_from=str(folder))
     with pytest.raises(RunError, match="not a run folder"):
         run(recipe, tmp_path, resume_from=str(tmp_path / "nowhere"))
-    text_file.write_bytes(text_file.read_bytes().replace(b"a", b"o"))
+    text_file.write_bytes(text.replace(b"a", b"o"))
     with pytest.raises(RunError, match="text has changed"):
         run(recipe, tmp_path, resume_from=str(folder))
     assert same(before, weights(folder))

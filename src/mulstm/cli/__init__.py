@@ -10,6 +10,7 @@ import contextlib
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from io import TextIOWrapper
@@ -121,9 +122,11 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(141 if isinstance(end.__context__, BrokenPipeError) else end.code)
     except (MulstmError, OSError, RuntimeError, MemoryError) as fault:
         sentence = _sentence(fault)
-        if sentence is None or "--debug" in given:
+        if sentence is None:
             raise
-        if console.speaks():
+        if "--debug" in given:
+            traceback.print_exc()
+        elif console.speaks():
             console.error(sentence)
         sys.exit(fault.exit_code if isinstance(fault, MulstmError) else 3)
     finally:

@@ -72,9 +72,8 @@ def part_of(
         try:
             corpus = _own(model, text, data_dir)
         except DataError as fault:
-            if not remedy:
-                raise
-            raise DataError(f"The model's own text cannot be had: {fault} {remedy}") from fault
+            what, _, usual = str(fault).partition(". ")
+            raise DataError(f"The model's own text cannot be had: {what}. {remedy or usual}") from fault
         if not text:
             _require_same(model, corpus, remedy)
         usual = "valid" if trained.records else "test"
@@ -126,11 +125,9 @@ def _require_same(model: Checkpoint, corpus: Corpus, remedy: str) -> None:
 
 
 def _differs(model: Checkpoint, corpus: Corpus) -> bool:
-    from mulstm.job import corpus_facts
+    from mulstm.job import is_another
 
-    # What an earlier version did not write cannot be compared.
-    saved, facts = model.meta.get("corpus", {}), corpus_facts(corpus)
-    return any(saved.get(key, facts[key]) != facts[key] for key in ("symbols", "checksum"))
+    return is_another(corpus, model.meta.get("corpus", {}))
 
 
 def _require_one_text(model: Checkpoint, text: str) -> None:

@@ -23,7 +23,10 @@ def command(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option("--against", help="Measure both models on this file, and what whole numbers cost."),
+        typer.Option(
+            "--against",
+            help="Measure both models on this file, up to a fiftieth less, and what whole numbers cost.",
+        ),
     ] = None,
     symbols: Annotated[
         int | None,
@@ -40,11 +43,12 @@ def command(
         raise typer.BadParameter("goes with --against only", param_hint="--symbols")
     from mulstm import checkpoint
     from mulstm.codec import integer
-    from mulstm.codec.source import default_path, quantize_checkpoint
+    from mulstm.codec.source import default_path, is_of, quantize_checkpoint
 
     file = checkpoint.find(model)
     target = output or default_path(file)
-    ours = output is None and target.is_file() and integer.is_one(target)  # made before, and made anew
+    # Made before, it is made anew; that of another checkpoint is what its archives are read with.
+    ours = output is None and is_of(target, file)
     require_room(target, force or ours, read=(file, against or ""), endings=(".safetensors",))
     loaded = checkpoint.load(file)
     made = quantize_checkpoint(loaded)
@@ -68,7 +72,8 @@ def command(
     )
     if against is not None:
         console.result(
-            f"{facts['bits_per_char']:.4f} bits/char on {facts['symbols']:,} symbols; the checkpoint "
+            f"{facts['bits_per_char']:.4f} bits/char on {console.counted(facts['symbols'], 'symbol')}; "
+            "the checkpoint "
             f"{facts['parent_bits_per_char']:.4f}, whole numbers cost {facts['cost_bits_per_char']:+.5f}"
         )
         if unknown := facts["unknown_bytes"]:

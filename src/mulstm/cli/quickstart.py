@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -52,5 +53,5 @@ def command(
     console.result(f"\nA sample:\n\n{text}\n")
     console.result(f"run folder: {folder}")
     console.result(f"learning curve: {', '.join(str(path) for path in figures)}")
-    console.result(f'more text: mulstm sample {folder} --prompt "class "')
-    console.result(f"a page to type into: mulstm demo {folder}")
+    console.result(f'more text: mulstm sample {quote(str(folder))} --prompt "class "')
+    console.result(f"a page to type into: mulstm demo {quote(str(folder))}")

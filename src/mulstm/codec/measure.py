@@ -27,6 +27,8 @@ def compare(loaded: Checkpoint, made: IntegerModel, file: Path, symbols: int) ->
         content = stream.read(min(symbols, file.stat().st_size))
     every = Spelling.of(made.alphabet).symbol_of[np.frombuffer(content, dtype=np.uint8)]
     x = every[every >= 0]
+    if not content:
+        raise DataError(f"{file} is empty. Give a text like those the model was trained on.")
     if not len(x):
         raise DataError(
             f"{file} has no byte of the model's alphabet. Give a text like those it was trained on."

@@ -25,10 +25,8 @@ def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
         return integer.load(file), file, False
     kept = default_path(file)
     with contextlib.suppress(CheckpointError):  # a damaged copy, or one of another arithmetic, is made again
-        if kept.is_file() and integer.is_one(kept):
-            parent = tensorfile.read_meta(file).get("fingerprint")
-            if tensorfile.read_meta(kept).get("parent") == parent:
-                return integer.load(kept), kept, False
+        if is_of(kept, file):
+            return integer.load(kept), kept, False
     return quantize_checkpoint(checkpoint.load(file)), file, True
 
 
@@ -42,6 +40,13 @@ def quantize_checkpoint(loaded: Checkpoint) -> IntegerModel:
         loaded.meta["fingerprint"] if as_stored else checkpoint.fingerprint(loaded.model, loaded.alphabet)
     )
     return quantize(weights, loaded.model.recipe, loaded.alphabet, str(parent))
+
+
+def is_of(kept: Path, file: Path) -> bool:
+    """Whether an integer model is there, and was made from this very checkpoint."""
+    if not kept.is_file() or not integer.is_one(kept):
+        return False
+    return bool(tensorfile.read_meta(kept).get("parent") == tensorfile.read_meta(file).get("fingerprint"))
 
 
 def default_path(file: Path) -> Path:

@@ -55,7 +55,7 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
         return None
     if not Path(named).is_dir():
         raise DataError(
-            f"The data folder {named} does not exist. Create it or correct MULSTM_DATA (--data-dir)."
+            f"There is no folder {named} with data. Create it or correct MULSTM_DATA (--data-dir)."
         )
     return Path(named)
 

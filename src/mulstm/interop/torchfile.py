@@ -21,9 +21,14 @@ from mulstm.tensorfile import UNREADABLE, tensors_in
 
 def load(path: Path) -> Any:
     """What the file holds: tensors, numbers, containers and argparse namespaces; anything else is refused."""
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder. Give the file that holds the weights.")
     if path.suffix == ".safetensors":
         return _safetensors(path)
     try:
+        with path.open("rb") as file:
+            if not file.read(2).startswith((b"PK", b"\x80")):  # zip, or in earlier versions a pickle
+                raise CheckpointError(f"{path} is no torch file. Give one that torch.save has written.")
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -33,6 +38,8 @@ def load(path: Path) -> Any:
             f"{path} holds {kind}, which is not read because a pickle can run any code. Open it where "
             "you trust it, keep only the dictionaries of tensors, and save those with torch.save."
         ) from error
+    except CheckpointError:
+        raise
     except Exception as error:  # bytes that are no pickle can make its reader stumble over anything
         raise CheckpointError(
             f"{path} is not a readable torch file ({_first_line(error)}). Check that it was copied whole."

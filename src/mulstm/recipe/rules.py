@@ -31,7 +31,7 @@ def _is_unicode(text: str) -> bool:
 BOUNDS: tuple[Rule, ...] = (
     (_each(float), lambda v: abs(v) <= 1e30, "a number of at most 1e30"),
     (_each(int), lambda v: abs(v) < 1 << 63, "below 2**63"),
-    (_each(str), _is_unicode, "UTF-8"),
+    (_each(str), _is_unicode, "UTF-8 (rename a file whose name is not)"),
 )
 RULES: tuple[Rule, ...] = (
     _choice("table", "", "hutter", "text8", "wikitext2", "ptb"),
