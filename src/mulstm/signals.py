@@ -18,8 +18,8 @@ class SignalError(Exception):
 
 
 @contextlib.contextmanager
-def handled_by(handler: Callable[[int, FrameType | None, Earlier], None]) -> Iterator[None]:
-    """Inside, SIGINT, SIGTERM and SIGHUP go to `handler`, with what would have handled them.
+def handled_by(handler: Callable[[Earlier, int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, SIGINT, SIGTERM and SIGHUP go to `handler`; its first argument is what would have handled them.
 
     One that is ignored stays so, as Ctrl-C by a program in the background and SIGHUP under nohup; and so
     does a handler that Python does not know, since it could not be put back.
@@ -31,21 +31,12 @@ def handled_by(handler: Callable[[int, FrameType | None, Earlier], None]) -> Ite
     found = {kind: signal.getsignal(kind) for kind in known}
     before = {kind: earlier for kind, earlier in found.items() if earlier not in (signal.SIG_IGN, None)}
     for kind, earlier in before.items():
-        signal.signal(kind, partial(_pass_on, handler, earlier))
+        signal.signal(kind, partial(handler, earlier))
     try:
         yield
     finally:
         for kind, earlier in before.items():
             signal.signal(kind, earlier)
-
-
-def _pass_on(
-    handler: Callable[[int, FrameType | None, Earlier], None],
-    earlier: Earlier,
-    signum: int,
-    frame: FrameType | None,
-) -> None:
-    handler(signum, frame, earlier)
 
 
 @contextlib.contextmanager
@@ -55,7 +46,7 @@ def listening(heard: list[int]) -> Iterator[None]:
     One that nobody has heeded by the end acts then.
     """
 
-    def hear(signum: int, frame: FrameType | None, earlier: Earlier) -> None:
+    def hear(earlier: Earlier, signum: int, frame: FrameType | None) -> None:
         heard.append(signum)
         signal.signal(signum, earlier)
 

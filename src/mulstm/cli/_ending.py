@@ -21,7 +21,7 @@ def leaving() -> Iterator[None]:
     While LLVM is at work none may be raised: the signal is sent again a moment later.
     """
 
-    def leave(number: int, frame: FrameType | None, earlier: signals.Earlier) -> None:
+    def leave(earlier: signals.Earlier, number: int, frame: FrameType | None) -> None:
         if _is_compiling(frame):
             again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
             again.daemon = True
