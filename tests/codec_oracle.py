@@ -189,10 +189,13 @@ class Matcher:
             [max(1, (96 if k % 2 == 0 else 64) >> (2 + k // 2)) for k in range(48)] for _ in range(16)
         ]
 
+    def byte_at(self, place: int) -> int:
+        return self.text.get(place, 0)  # none stands past the end of a shorter last lane
+
     def change(self, lane: Lane, v: list[int], symbol_of: dict[int, int]) -> tuple[list[int], Any]:
-        if lane.place is None or self.text[lane.place] not in symbol_of:
+        if lane.place is None or self.byte_at(lane.place) not in symbol_of:
             return v, None
-        y, free = symbol_of[self.text[lane.place]], 2**24 - (len(v) - 1)
+        y, free = symbol_of[self.byte_at(lane.place)], 2**24 - (len(v) - 1)
         p = v[y + 1] - v[y]
         digits = bin(p)[2:]
         i = 2 * (24 - len(digits)) + (0 if digits[1:2] == "1" else 1)
@@ -211,14 +214,14 @@ class Matcher:
             if context is not None:
                 j, i = context
                 self.seen[j][i] += 16
-                self.right[j][i] += 16 * (self.text[lane.place] == byte)
+                self.right[j][i] += 16 * (self.byte_at(lane.place) == byte)
         for j in range(16):
             for i in range(48):
                 if self.seen[j][i] > 16384:
                     self.seen[j][i] >>= 1
                     self.right[j][i] >>= 1
         for n, (lane, byte) in enumerate(zip(lanes, text, strict=True)):
-            if lane.place is not None and self.text[lane.place] == byte:
+            if lane.place is not None and self.byte_at(lane.place) == byte:
                 lane.place, lane.length = lane.place + self.lanes, lane.length + 1
             else:
                 lane.place, lane.length = None, 0

@@ -65,6 +65,8 @@ def find(
             "Give at least five of each."
         )
     X = getattr(embed(loaded, [record.text for record in records]), of)
+    if not X.shape[1]:
+        raise DataError(f"The cell {loaded.model.recipe.cell} has no c. Read h_mean or h_final (--of).")
     learn, test = selection.train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
     X = (X - X[learn].mean(axis=0)) / (X[learn].std(axis=0) + 1e-6)
     folds = selection.StratifiedKFold(

@@ -399,6 +399,7 @@ def test_a_model_that_gives_no_numbers(call: Call, trained: Path, text_file: Pat
         told(call("evaluate", path, text_file, *option), 3, "gives no number for this text", "Train it again")
     assert not kept.exists()
     told(call("score", path, text_file, "--json"), 3, "gives no number for record", "Train it again")
+    told(call("surprise", trained, path, text_file), 3, "gives no number for this text", "Train it again")
 
 
 def test_a_report_of_nothing(call: Call, tmp_path: Path) -> None:

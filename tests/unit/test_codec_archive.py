@@ -198,9 +198,13 @@ def test_progress_counts_the_way_back(network: Network, verify: bool) -> None:
 
 
 def test_verifying_finds_a_decoder_that_errs(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "decode", lambda *given, **more: b"something else")
-    with pytest.raises(CheckFailedError, match="Block 0"):
-        packed(mixed(200), network, verify=True)
+    def damaged(*given: object, **more: object) -> bytes:
+        raise CheckFailedError("The coded stream is damaged. Take another copy.")  # of what?
+
+    for errs in (lambda *given, **more: b"something else", damaged):
+        monkeypatch.setattr(block, "decode", errs)
+        with pytest.raises(CheckFailedError, match=r"Block 0 does not decode .*: this machine computes"):
+            packed(mixed(200), network, verify=True)
 
 
 def test_the_bytes_of_an_archive_are_those_of_this_version() -> None:
@@ -311,7 +315,7 @@ def test_a_payload_that_was_forged_with_its_checksum_does_not_crash(network: Net
             payload[rng.randrange(len(payload))] = rng.randrange(256)
         forged = data[:start] + payload + struct.pack("<I", zlib.crc32(payload)) + data[end + 4 :]
         if forged != data:
-            with pytest.raises(CheckFailedError, match=r"does not decode|stream is damaged"):
+            with pytest.raises(CheckFailedError, match="Block 0 does not decode"):
                 unpacked(forged, network, coder=coder)
 
 
@@ -365,3 +369,19 @@ def test_damage_is_told_before_anything_after_it_is_decoded(
     with pytest.raises(CheckFailedError, match="block 1"):
         unpacked(bytes(data), network)
     assert len(decoded) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="this system has no /proc")
+def test_a_source_that_cannot_be_read_is_not_blamed_on_the_target(tmp_path: Path, network: Network) -> None:
+    with pytest.raises(DataError, match=r"/proc/self/mem cannot be read \(Input/output error\)"):
+        archive.compress_path(Path("/proc/self/mem"), tmp_path / "out", network)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system has no /proc")
+def test_files_that_do_not_tell_their_length(tmp_path: Path, network: Network) -> None:
+    source, target = Path("/proc/self/status"), tmp_path / "out"
+    assert source.stat().st_size == 0
+    assert archive.compress_path(source, target, network).content > 100
+    (tmp_path / "empty").touch()
+    assert archive.length_of(tmp_path / "empty") == 0

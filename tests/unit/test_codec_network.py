@@ -21,7 +21,7 @@ from mulstm import tensorfile
 from mulstm.codec import block, kernels, products
 from mulstm.codec import integer as files
 from mulstm.codec.fold import fold, lengths, outer_sum
-from mulstm.codec.learner import Learner
+from mulstm.codec.learner import A_BITS, MOST, USED_BITS, Learner
 from mulstm.codec.matcher import Matcher
 from mulstm.codec.network import Network
 from mulstm.codec.products import KINDS, Products, planes
@@ -234,6 +234,21 @@ def test_the_learner_learns_as_the_oracle_does(drop: tuple[int, ...], lanes: int
         ours.learn(torch.from_numpy(tables).double(), torch.from_numpy(x))
         theirs.taught(views, tables.tolist(), x.tolist())
     assert int(said.abs().max()) > 200
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_wide_model_has_learnt_is_more_than_32_bits_hold(compiled: bool) -> None:
+    _loops(compiled)
+    H, model = 2400, integer(Alphabet(b"abcdef"), hidden=7)
+    wide = replace(model, W_out=np.zeros((6, H), np.int8), h_mean=np.zeros(H, np.int16))
+    ours = Learner(Network(model, compiled=compiled), 1)
+    theirs = TheirLearner({name: array.astype(np.int64) for name, array in wide.tensors().items()}, 1)
+    ours._A = torch.full((6, H), MOST, dtype=torch.int32)
+    ours._used = planes(ours._A >> (A_BITS - USED_BITS)).flatten(0, 1)
+    ours._h, ours._mean = torch.zeros(1, H, dtype=torch.int8), ours._mean[:1].expand(H).contiguous()
+    theirs.A[:] = MOST
+    h = np.full((1, H), 16383)
+    assert ours.correction(planes(torch.from_numpy(h))).tolist() == [theirs.says(theirs.view(h[0])).tolist()]
 
 
 @pytest.mark.parametrize("scale", [1 / 4, 1 / 64])

@@ -61,6 +61,15 @@ def test_the_oracle_decodes_long_matches_and_many_lanes(tmp_path: Path) -> None:
     assert codec_oracle.decompress(theirs, target.getvalue()) == content
 
 
+def test_the_oracle_decodes_matches_that_lead_past_a_short_last_lane(tmp_path: Path) -> None:
+    model = integer()
+    files.save(tmp_path / "model", model)
+    content, target = (b"abcdefghij" * 40)[:397], io.BytesIO()
+    archive.compress(io.BytesIO(content), target, Network(model), lanes=7)
+    theirs = codec_oracle.read_model((tmp_path / "model").read_bytes())
+    assert codec_oracle.decompress(theirs, target.getvalue()) == content
+
+
 def test_the_tables_are_the_oracles() -> None:
     ours = tables()
     assert ours.sigmoid.tolist() == codec_oracle.SIGMOID

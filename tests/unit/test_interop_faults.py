@@ -264,7 +264,7 @@ def test_an_archive_is_not_unpacked_to_much_more_than_it_is(tmp_path: Path) -> N
         npz.read_npz(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("embedding.npy", as_npy(HEADER.format(1)))
-    with pytest.raises(CheckpointError, match="compressed in a way that numpy does not write"):
+    with pytest.raises(CheckpointError, match="compressed in a way that neither numpy nor torch writes"):
         npz.read_npz(path)
 
 
@@ -369,3 +369,25 @@ def test_a_bias_of_tape_that_is_one_number() -> None:
     arrays[name] = np.float32(0.0).reshape(())
     with pytest.raises(CheckpointError, match="file"):
         tape.from_arrays(arrays, "unirep", "file")
+
+
+def test_torch_files_are_looked_at_as_closely(tmp_path: Path) -> None:
+    whole, path = tmp_path / "w.pt", tmp_path / "changed.pt"
+    torchfile.save({"a": torch.ones(1 << 16)}, whole)
+    data = bytearray(whole.read_bytes())
+    data[len(data) // 2] ^= 1  # among the ones
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"is not a readable torch file \(BadZipFile: Bad CRC-32"):
+        torchfile.load(path)
+    torchfile.save({"a": torch.zeros(17 << 20)}, whole)
+    with zipfile.ZipFile(whole) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as small:
+        for member in archive.infolist():
+            small.writestr(member.filename, archive.read(member))
+    with pytest.raises(CheckpointError, match="as no weights do"):
+        torchfile.load(path)
+    torch.serialization.set_crc32_options(compute_crc32=False)
+    try:
+        torch.save({"a": torch.ones(3)}, path)
+    finally:
+        torch.serialization.set_crc32_options(compute_crc32=True)
+    assert torch.equal(torchfile.load(path)["a"], torch.ones(3))

@@ -164,3 +164,5 @@ def test_units_that_know_a_label_are_found() -> None:
         probe.find(loaded, [records[0]._replace(label="rare"), *records])
     with pytest.raises(DataError, match="no representation"):
         probe.find(loaded, records, of="h")
+    with pytest.raises(DataError, match=r"The cell rnn has no c\. Read h_mean"):
+        probe.find(byte_model(cell="rnn"), records, of="c_final")

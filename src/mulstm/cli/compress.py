@@ -109,6 +109,8 @@ def _bench(
     if figure is not None:
         bench.draw(rows, figure)
     if as_json:
-        console.result_json({"file": str(file), "bytes": size, "rows": [row.as_dict() for row in rows]})
+        console.result_json(
+            {"file": str(file), "bytes": rows[0].content, "rows": [row.as_dict() for row in rows]}
+        )
         return
     console.table(bench.HEADERS, [row.cells() for row in rows])

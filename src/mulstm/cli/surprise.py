@@ -46,7 +46,11 @@ def command(
             f"{a} and {b} have different alphabets. Compare models trained on one alphabet."
         )
     part = part_of(pair[0], text, is_own(pair[0], text), split, data_dir)
-    losses = [evaluate(one.model, part, lanes, losses=True).losses for one in pair]
+    losses = []
+    for one in pair:
+        cost = evaluate(one.model, part, lanes, losses=True)
+        cost.require_number(one.model.precision)
+        losses.append(cost.losses)
     assert losses[0] is not None
     assert losses[1] is not None
     found = recovery(losses[0], losses[1], share, delays)

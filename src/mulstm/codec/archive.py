@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from mulstm import files
 from mulstm.codec import block as blocks
+from mulstm.codec.block import Progress
 from mulstm.codec.container import CODED, MOST_BLOCK, MOST_LANES, STORED, Header, Reader, Writer
 from mulstm.codec.network import Network
 from mulstm.errors import CheckFailedError, DataError
@@ -20,8 +21,6 @@ from mulstm.errors import CheckFailedError, DataError
 BLOCK = 1 << 24
 LANES = {"cpu": 64, "cuda": 256}  # as many as fill the hardware
 LANE = 1 << 13  # bytes a lane has at least, unless lanes are given: a lane begins knowing nothing
-
-Progress = Callable[[int], None]
 
 
 @dataclass
@@ -84,11 +83,10 @@ def compress(
             payload, kind, B = content, STORED, 1
         if verify and kind == CODED:
             between = time.perf_counter()
-            again = blocks.decode(network, payload, len(content), B, adaptive, coder=coder, progress=progress)
-            if again != content:
+            if _decoded(network, payload, len(content), B, adaptive, coder, progress) != content:
                 raise CheckFailedError(
                     f"Block {done.blocks} does not decode to what was read: this machine computes wrongly. "
-                    "Nothing was written; try --products float64, and report it."
+                    "Try --products float64, and report it."
                 )
             done.verify_seconds += time.perf_counter() - between
         elif verify and progress is not None:
@@ -121,15 +119,29 @@ def decompress(
             if progress is not None:
                 progress(len(content))
         else:
-            content = blocks.decode(
-                network, found.payload, found.length, found.lanes, adaptive, coder=coder, progress=progress
-            )
+            content = _decoded(network, found.payload, found.length, found.lanes, adaptive, coder, progress)
         reader.content(found, content)
         target.write(content)
         done.count(content, found.kind, found.lanes)
     done.archive = reader.size
     done.seconds = time.perf_counter() - start
     return done
+
+
+def _decoded(
+    network: Network,
+    payload: bytes,
+    length: int,
+    lanes: int,
+    adaptive: bool,
+    coder: str,
+    progress: Progress | None,
+) -> bytes:
+    """What a block decodes to; nothing where it cannot be decoded: the caller knows which block it is."""
+    try:
+        return blocks.decode(network, payload, length, lanes, adaptive, coder=coder, progress=progress)
+    except CheckFailedError:
+        return b""
 
 
 def compress_path(source: Path, target: Path, network: Network, **how: Any) -> Summary:
@@ -145,8 +157,14 @@ def decompress_path(source: Path, target: Path, network: Network, **how: Any) ->
 
 
 def length_of(path: Path) -> int | None:
-    """The bytes of a plain file; None for what has no length of its own."""
-    return path.stat().st_size if str(path) != "-" and path.is_file() else None
+    """The bytes of a plain file; None for what has no length of its own, or does not tell it."""
+    if str(path) == "-" or not path.is_file():
+        return None
+    size = path.stat().st_size
+    if not size:
+        with _reading(path) as source:
+            return None if source.read(1) else 0  # files of /proc have bytes all the same
+    return size
 
 
 def peek(path: Path) -> Header | None:
@@ -188,19 +206,35 @@ def _read(source: BinaryIO, size: int) -> bytes:
     return pieces.getvalue()
 
 
+class _Source:
+    """Something to read from; its faults name it, or they would be taken for those of what is written."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+
+    def read(self, size: int = -1) -> bytes:
+        """At most so many bytes; none at the end."""
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} cannot be read ({files.reason_of(error)}). Give the path of a file that can.")
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
     if str(path) == "-":
-        yield sys.stdin.buffer
+        yield cast(BinaryIO, _Source(path, sys.stdin.buffer))
         return
     try:
         file = path.open("rb")
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}). Give the path of a file that exists."
-        ) from None
+        raise _unreadable(path, error) from None
     with file:
-        yield file
+        yield cast(BinaryIO, _Source(path, file))
 
 
 @contextmanager

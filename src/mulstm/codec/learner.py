@@ -61,7 +61,7 @@ class Learner:
         v = (h[0].to(torch.int32) << LOW_BITS) + h[1] - self._mean
         self._h.copy_((v >> self._drop).clamp_(-127, 127))
         high, low = self._products.once(self._h, self._used.T).chunk(2, dim=1)
-        added = torch.add(low, high, alpha=1 << LOW_BITS).double()
+        added = high.double().mul_(1 << LOW_BITS).add_(low)
         added += torch.floor(self._a * 2.0 ** (USED_BITS + H_BITS - A_BITS))
         return _rounded(added, USED_BITS + H_BITS - LOGIT_BITS)
 

@@ -30,7 +30,7 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
     arrays: dict[str, AnyArray] = {}
     with _reading(path, ".npz archive") as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-        _check_sizes(members, path)
+        check_sizes(members, path)
         for member in members:
             with archive.open(member) as stream:
                 arrays[member.filename.removesuffix(".npy")] = _array(stream, member.file_size, path)
@@ -62,7 +62,7 @@ def _reading(path: Path, kind: str) -> Iterator[io.BufferedReader]:
         ) from error
 
 
-def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
+def check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
     """Refuses, before anything is unpacked, what a small file could fill the memory with."""
     size, unpacked = path.stat().st_size, sum(member.file_size for member in members)
     if unpacked > max(ALWAYS, TIMES * size):
@@ -70,10 +70,10 @@ def _check_sizes(members: list[zipfile.ZipInfo], path: Path) -> None:
             f"{path} has {size:,} bytes and would unpack to {unpacked:,}, as no weights do. "
             "Check where it comes from."
         )
-    # The other methods do not keep to the size that they state, and numpy writes none of them.
+    # The other methods do not keep to the size that they state, and neither numpy nor torch writes them.
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
         raise CheckpointError(
-            f"{path} is compressed in a way that numpy does not write. Write it again with numpy.savez."
+            f"{path} is compressed in a way that neither numpy nor torch writes. Write it again with one."
         )
 
 

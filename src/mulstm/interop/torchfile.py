@@ -6,6 +6,7 @@ import argparse
 import io
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import torch
 
 from mulstm.errors import CheckpointError
 from mulstm.files import write_atomic
+from mulstm.interop.npz import check_sizes
 from mulstm.interop.weights import AnyArray
 from mulstm.tensorfile import UNREADABLE, tensors_in
+
+BLOCK = 1 << 20
 
 
 def load(path: Path) -> Any:
@@ -26,9 +30,7 @@ def load(path: Path) -> Any:
     if path.suffix == ".safetensors":
         return _safetensors(path)
     try:
-        with path.open("rb") as file:
-            if not file.read(2).startswith((b"PK", b"\x80")):  # zip, or in earlier versions a pickle
-                raise CheckpointError(f"{path} is no torch file. Give one that torch.save has written.")
+        _check(path)
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -44,6 +46,23 @@ def load(path: Path) -> Any:
         raise CheckpointError(
             f"{path} is not a readable torch file ({_first_line(error)}). Check that it was copied whole."
         ) from error
+
+
+def _check(path: Path) -> None:
+    """Looks for what torch.load does not see: other files, bit errors, what would fill the memory."""
+    with path.open("rb") as file:
+        start = file.read(2)
+        if start != b"PK":
+            if not start.startswith(pickle.PROTO):  # as earlier versions wrote it
+                raise CheckpointError(f"{path} is no torch file. Give one that torch.save has written.")
+            return
+        with zipfile.ZipFile(file) as archive:
+            check_sizes(archive.infolist(), path)
+            for member in archive.infolist():
+                if member.CRC:  # torch can be told to write none
+                    with archive.open(member) as stream:
+                        while stream.read(BLOCK):  # zipfile complains at the end
+                            pass
 
 
 def _safetensors(path: Path) -> Any:
