@@ -233,6 +233,7 @@ def is_of_another_text(folder: Path, recipe: Recipe, data_dir: str | Path | None
 def backend_of(recipe: Recipe, share: parallel.Share) -> str:
     """The backend that will run the recurrence, or BackendError if the one asked for cannot."""
     if recipe.model.cell == "tensor-rnn":
+        ops.require_plain(recipe.train.backend)
         return "reference"
     B, dtype = recipe.train.lanes // share.count, PRECISIONS[recipe.train.precision]
     return ops.chosen(torch.zeros(1, B, 1, dtype=dtype, device=share.device), backend=recipe.train.backend)

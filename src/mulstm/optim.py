@@ -189,6 +189,8 @@ def state_tensors(optimiser: torch.optim.Optimizer, named: Named) -> dict[str, T
 def load_state_tensors(optimiser: torch.optim.Optimizer, named: Named, tensors: Mapping[str, Tensor]) -> None:
     """Puts back what `state_tensors` gave; ValueError where a part of it is missing or of another shape."""
     whats = {key.partition(".")[0] for key in tensors}
+    if odd := {key.partition(".")[2] for key in tensors} - {name for name, _ in named}:
+        raise ValueError(f"there is no parameter {min(odd)}")
     for name, parameter in named:
         state: dict[str, Tensor] = {}
         for key, value in tensors.items():
@@ -197,7 +199,7 @@ def load_state_tensors(optimiser: torch.optim.Optimizer, named: Named, tensors: 
                 if value.shape != (() if what == "step" else parameter.shape):
                     raise ValueError(f"{key} has the shape {tuple(value.shape)}")
                 state[what] = value.to(parameter.device).clone()
-        if state:
+        if parameter.requires_grad:
             if missing := sorted(whats - state.keys()):
                 raise ValueError(f"{missing[0]}.{name} is missing")
             optimiser.state[parameter] = state

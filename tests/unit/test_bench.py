@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+
+import torch
 
 from mulstm import bench
-from mulstm.bench import cpu
+from mulstm.bench import cpu, timing
 from mulstm.bench.timing import Session, fault
 
 KEYS = ["name", "backend", "level", "precision", "hidden", "lanes", "chunk", "parameters"]
@@ -47,3 +50,10 @@ def test_nobody_wrong_is_timed() -> None:
     wrong = fault({"left_out": session.left_out})
     assert "2 of our contenders" in str(wrong)
     assert "mlstm 8 (fused), sample 1 x 1 (differs from float64 by 0.0002, more than 0.0001)" in str(wrong)
+
+
+def test_no_gradient_is_no_agreement() -> None:
+    one = torch.ones(2)
+    assert timing.largest([(one, one), (one, 2 * one)]) == 0.5
+    assert math.isnan(timing.largest([(one, one), (one * math.nan, one), (one, one)]))
+    assert math.isnan(timing.largest([(one, one), (None, one)]))

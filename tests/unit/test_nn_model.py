@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.utils import prune
 
-from mulstm.errors import RecipeError
+from mulstm.errors import BackendError, RecipeError
 from mulstm.nn import LanguageModel
+from mulstm.nn.model import Masks
 from mulstm.recipe import CELLS, DropoutRecipe, ModelRecipe
 from nn_models import BARE, STACKED, make
 
@@ -137,6 +139,31 @@ def test_precision(precision: str) -> None:
         model(x, tuple(s._replace(c=s.c.bfloat16()) for s in state64))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("embedding", [0, 16])
+def test_a_symbol_that_comes_often_has_its_whole_gradient_in_bf16(embedding: int, masked: bool) -> None:
+    recipe = ModelRecipe(hidden=32, embedding=embedding)
+    x = torch.where(torch.rand(32, 101) < 0.5, 0, torch.randint(64, (32, 101)))
+    one = make(recipe, 64).float()
+    exact = copy.deepcopy(one).double()
+    one.precision, exact.backend = "bf16", "reference"
+    masks = Masks(embedding=torch.ones(32, embedding)) if masked and embedding else Masks()
+    for model in (one, exact):
+        model.loss(x[:, :-1], x[:, 1:], masks=masks)[0].backward()
+    for (name, p), (_, right) in zip(one.named_parameters(), exact.named_parameters(), strict=True):
+        if right.grad is not None:
+            assert (p.grad - right.grad).norm() < 0.02 * right.grad.norm(), name
+
+
+def test_the_tensor_rnn_has_one_backend() -> None:
+    model = make(ModelRecipe(cell="tensor-rnn", hidden=4), 9)
+    for model.backend in ("auto", "reference"):
+        model(torch.zeros(1, 3, dtype=torch.long))
+    for model.backend in ("fused", "triton", "nonsense"):
+        with pytest.raises(BackendError, match=f"'{model.backend}' does not run the tensor RNN"):
+            model(torch.zeros(1, 3, dtype=torch.long))
+
+
 def test_weights_in_float64_compute_in_it() -> None:
     model = LanguageModel(ModelRecipe(hidden=6), 5).double()
     logits, (state,) = model(torch.randint(5, (2, 3)))
@@ -229,12 +256,16 @@ def test_no_target_at_all_costs_nothing() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
-def test_the_state_is_its_owners() -> None:
-    model, x = make(ModelRecipe(hidden=6)), torch.randint(9, (2, 7))
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+@pytest.mark.parametrize("unit", ["standard", "initial"])
+def test_the_state_is_its_owners(unit: str, backend: str) -> None:
+    model, x = make(ModelRecipe(hidden=6, unit=unit)), torch.randint(9, (2, 7))
+    model.backend = backend
     h, state = model.hidden(x)
     before = h.detach().clone()
     with torch.no_grad():
         state[-1].h.zero_()
+        state[-1].c.zero_()
     h.sum().backward()
     assert h.equal(before)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -168,6 +169,12 @@ def test_state_put_back_goes_on_as_before(name: str) -> None:
     for (_, a), (_, b) in zip(named, others, strict=True):
         assert torch.equal(a, b)
     assert all(torch.equal(kept[key], given[key]) for key in given)
+    first = named[0][0]
+    without = {key: t for key, t in kept.items() if key.partition(".")[2] != first}
+    with pytest.raises(ValueError, match=rf"\.{re.escape(first)} is missing"):
+        optim.load_state_tensors(again, others, without)
+    with pytest.raises(ValueError, match="there is no parameter other"):
+        optim.load_state_tensors(again, others, kept | {"step.other": torch.zeros(())})
 
 
 def test_rmsprop_bears_what_every_optimiser_bears() -> None:

@@ -155,7 +155,7 @@ def test_neither_copy_nor_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "set MULSTM_DATA" in str(caught.value).splitlines()[-1]
     with pytest.raises(DataError, match=f"not in {tmp_path}"):
         load("made", data_dir=tmp_path)
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="There is no folder"):
         load("made", data_dir=tmp_path / "nowhere")
 
 

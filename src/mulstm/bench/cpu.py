@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mulstm.bench.timing import Contender, Ready, Say, Session, rms
+from mulstm.bench.timing import Contender, Ready, Say, Session, largest
 from mulstm.machine import cores
 from mulstm.nn.cell import MultiplicativeLSTM
 from mulstm.nn.model import LanguageModel
@@ -92,7 +92,8 @@ class _Layer:
         truth = _Layer(twin, x.detach().double().requires_grad_(), dh.double(), "fp64")
         pairs = [(short.both(), truth.both()), (short.x.grad, truth.x.grad)]
         pairs += [(a.grad, b.grad) for a, b in zip(self.module.parameters(), twin.parameters(), strict=True)]
-        return max(rms(a, b) for a, b in pairs if a is not None and b is not None)
+        pairs.append((short.forward(), truth.forward()))
+        return largest(pairs)
 
 
 def _count(module: nn.Module) -> int:
@@ -190,7 +191,7 @@ def streams(hidden: int, alphabet: int) -> Iterator[Contender]:
     def row(name: str, backend: str, precision: str, make: Callable[[], _Stream | _NaiveStream]) -> Contender:
         def error() -> float:
             mine, truth = make(), _Stream(twin, "fp64")  # from their beginnings
-            return max(rms(mine.step(), truth.step()) for _ in range(10))
+            return largest([(mine.step(), truth.step()) for _ in range(10)])
 
         def prepare() -> Ready:
             return Ready(make().step, model.parameter_count(), error)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mulstm.bench import floor
-from mulstm.bench.timing import Contender, Ready, Session, rms
+from mulstm.bench.timing import Contender, Ready, Session, largest
 from mulstm.nn.cell import MultiplicativeLSTM
 from mulstm.ops import State, reference
 
@@ -79,7 +79,7 @@ class OurLayer:
         assert self.x.grad is not None
         pairs = [(self.h[..., :H], h), (self.x.grad[:, :inputs], x.grad)]
         pairs += [(self.p[name].grad, p[name].grad) for name in p]
-        return _largest(pairs)
+        return largest(pairs)
 
 
 class ModuleLayer:
@@ -112,16 +112,7 @@ class ModuleLayer:
         pairs = [(self.h, h), (self.x.grad, x.grad)]
         # torch.nn.LSTM as FlashRNN's twin has a second bias, which comes last.
         pairs += [(a.grad, b.grad) for a, b in zip(self.module.parameters(), twin.parameters(), strict=False)]
-        return _largest(pairs)
-
-
-def _largest(pairs: list[tuple[Tensor | None, Tensor | None]]) -> float:
-    found = []
-    for a, b in pairs:
-        if a is None or b is None:
-            return float("nan")  # a gradient that did not come is no agreement
-        found.append(rms(a, b))
-    return max(found) if all(error == error for error in found) else float("nan")
+        return largest(pairs)
 
 
 def exact(module: nn.Module) -> nn.Module:

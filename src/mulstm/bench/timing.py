@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -228,3 +228,9 @@ def rms(a: torch.Tensor, b: torch.Tensor) -> float:
     """rms(a - b) / rms(b)."""
     a, b = a.detach().double().reshape(-1), b.detach().double().reshape(-1)
     return float((a - b).norm() / b.norm())
+
+
+def largest(pairs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]]) -> float:
+    """The largest rms of all pairs; NaN where one is none, or a tensor did not come: that is no agreement."""
+    found = [float("nan") if a is None or b is None else rms(a, b) for a, b in pairs]
+    return max(found) if all(error == error for error in found) else float("nan")

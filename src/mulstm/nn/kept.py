@@ -31,8 +31,8 @@ class Kept(Generic[T]):
 
     A change in place is seen by the parameter's version, a new tensor by its address. Fused optimisers
     leave the version as it was, so a step of any optimiser counts as a change too, and modules `forget`
-    whenever they run with gradients. What goes past autograd altogether (`.data`, the replay of a CUDA
-    graph) is not seen: then call `forget`.
+    whenever they run with gradients. What goes past autograd altogether (`.data`, a collective of
+    torch.distributed, the replay of a CUDA graph) is not seen: then call `forget`.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,8 @@ class Kept(Generic[T]):
     def get(self, parameters: list[Tensor], how: Hashable, make: Callable[[], T]) -> T:
         """The value kept, if made in this way of these parameters as they are now; else a new one.
 
-        Without parameters, or with those of inference mode, which have no version, it is always new.
+        Without parameters, or with those of inference mode, which have no version, it is always new; and so
+        it is where other processes may write to them.
         """
         if not parameters or True in [p.is_inference() for p in parameters]:
             return make()
@@ -49,7 +50,9 @@ class Kept(Generic[T]):
         kept = self._kept  # another thread may forget it at any moment
         if kept is None or kept[0] != mark:
             # The storages are held on to, so that no other tensor can come to live at their addresses.
-            kept = self._kept = (mark, [(p, p.detach()) for p in parameters], make())
+            kept = (mark, [(p, p.detach()) for p in parameters], make())
+            if not any(_is_shared(p) for p in parameters):
+                self._kept = kept
         return kept[2]
 
     def forget(self) -> None:
@@ -63,6 +66,11 @@ class Kept(Generic[T]):
         return Kept, ()
 
 
+def _is_shared(p: Tensor) -> bool:
+    """With other processes; a GPU's tensors all say so of themselves."""
+    return p.device.type == "cpu" and bool(p.is_shared())  # type: ignore[no-untyped-call]
+
+
 class Keeping(nn.Module):
     """A module of layers with values kept for evaluation, forgotten when its mode, type or device changes."""
 
@@ -74,7 +82,7 @@ class Keeping(nn.Module):
 
     def forget(self) -> None:
         """Drops what is kept of the parameters. Needed only after they were changed behind autograd's back:
-        through `.data`, or by the replay of a CUDA graph."""
+        through `.data`, by a collective of torch.distributed, or by the replay of a CUDA graph."""
         for value in vars(self).values():
             if isinstance(value, Kept):
                 value.forget()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mulstm.ops import GATES, State, affine, blocks, keep, recurrence, tensor_recurrence
+from mulstm.ops import GATES, State, affine, blocks, keep, recurrence, require_plain, tensor_recurrence
 
 MULTIPLICATIVE = ("mlstm", "mrnn")
 SHUT = -1e4  # a gate's pre-activation whose sigmoid is exactly zero in every precision
@@ -188,6 +188,7 @@ class Layer(nn.Module):
         if w.W_hh is not None:
             if symbols is None:
                 raise ValueError("The tensor RNN needs the symbols: each has a transition matrix of its own.")
+            require_plain(backend)
             return tensor_recurrence(symbols, zx, w.W_hh, state, mask)
         assert w.W_zm is not None
         return recurrence(
@@ -253,9 +254,16 @@ def interact(w: Weights, wx: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def look_up(table: Tables, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """mx, zx, px of symbols x (T, B)."""
-    mx = None if table.mx is None else nn.functional.embedding(x, table.mx)
-    px = None if table.px is None else nn.functional.embedding(x, table.px)
-    return mx, nn.functional.embedding(x, table.zx), px
+    mx = None if table.mx is None else rows_of(table.mx, x)
+    px = None if table.px is None else rows_of(table.px, x)
+    return mx, rows_of(table.zx, x), px
+
+
+def rows_of(table: Tensor, x: Tensor) -> Tensor:
+    """table[x] of symbols x. On a CPU PyTorch adds up its gradient in the table's type: not in bf16 here."""
+    if table.dtype == torch.bfloat16 and table.device.type == "cpu" and torch.is_grad_enabled():
+        return nn.functional.embedding(x, table.float()).to(table.dtype)
+    return nn.functional.embedding(x, table)
 
 
 def project(
@@ -271,7 +279,7 @@ def project(
             y = affine(x, W, bias)
         else:
             assert symbols is not None
-            y = nn.functional.embedding(symbols, W.T)
+            y = rows_of(W.T, symbols)
             y = y if bias is None else y + bias
         return y if low is None or W_low is None else y + affine(low, W_low)
 

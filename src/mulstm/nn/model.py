@@ -15,7 +15,7 @@ from mulstm.errors import RecipeError
 from mulstm.nn import packed
 from mulstm.nn.initial import initialise
 from mulstm.nn.kept import Keeping, Kept, parameters_of
-from mulstm.nn.layer import Layer, Tables, Weights, look_up, make_anew, project, tables, time_first
+from mulstm.nn.layer import Layer, Tables, Weights, look_up, make_anew, project, rows_of, tables, time_first
 from mulstm.ops import State, modes
 from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
 
@@ -192,8 +192,8 @@ class LanguageModel(Keeping):
             mask = masks.hidden[k] if masks.hidden else None
             h, after = layer(prepared.layers[k], mx, zx, px, prev, mask, self.backend, x, first)
             hs.append(h)
-            # The last h is the state's, too: its owner may change it, and a backward wants it as it was.
-            states.append(State(after.h.clone(), after.c))
+            # The state's owner may change it, and a backward wants the last h and c as they were.
+            states.append(State(after.h.clone(), after.c.clone()))
         return hs, tuple(states)
 
     def _run_packed(
@@ -237,7 +237,7 @@ class LanguageModel(Keeping):
             return project(w, low, None, None)
         if prepared.embedding is None:
             return project(w, None, x, low)
-        e = nn.functional.embedding(x, prepared.embedding)
+        e = rows_of(prepared.embedding, x)
         return project(w, e if mask is None else e * mask.to(e.dtype), None, low)
 
     def _prepared(self, masks: Masks, symbols: int, dtype: torch.dtype) -> Prepared:

@@ -24,6 +24,7 @@ __all__ = [
     "keep",
     "objections",
     "recurrence",
+    "require_plain",
     "tensor_recurrence",
 ]
 
@@ -63,6 +64,12 @@ def chosen(zx: Tensor, mask: Tensor | None = None, backend: str = "auto") -> str
             f"The backend {backend!r} cannot run here: {reason}. Use backend = auto, or one of the others."
         )
     return backend
+
+
+def require_plain(backend: str) -> None:
+    """Raises BackendError unless the plain calls will do, the only ones that run the tensor RNN."""
+    if backend not in ("auto", "reference"):
+        raise BackendError(f"The backend {backend!r} does not run the tensor RNN. Use auto or reference.")
 
 
 def objections(device: str, precision: str = "fp32") -> dict[str, str | None]:
