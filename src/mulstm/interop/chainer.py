@@ -66,8 +66,7 @@ def from_arrays(found: dict[str, AnyArray], where: str, alphabet: Alphabet | Non
         "licence": "as the file it was made from (the software is BSD-2)",
     }
     recipe = layer_recipe(hidden=H, embedding=E)
-    contiguous = {k: np.ascontiguousarray(v) for k, v in ours.items()}
-    return Weights(recipe, contiguous, _alphabet(alphabet, N, where), source)
+    return Weights(recipe, ours, _alphabet(alphabet, N, where), source)
 
 
 def write(weights: Weights, path: str | Path) -> None:

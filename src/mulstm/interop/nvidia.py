@@ -86,7 +86,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
     }
     recipe = layer_recipe(hidden=H, embedding=E, layers=layers, weight_norm=any_norm)
     alphabet = Alphabet.bytes() if N == BYTES else padded_bytes()
-    return Weights(recipe, {k: np.ascontiguousarray(v) for k, v in ours.items()}, alphabet, source)
+    return Weights(recipe, ours, alphabet, source)
 
 
 def write(weights: Weights, path: str | Path) -> None:

@@ -72,7 +72,7 @@ def from_arrays(found: dict[str, AnyArray], where: str) -> Weights:
         "licence": "as the file it was made from (OpenAI's release: MIT)",
     }
     recipe = layer_recipe(hidden=H, embedding=E)
-    return Weights(recipe, {k: np.ascontiguousarray(v) for k, v in ours.items()}, Alphabet.bytes(), source)
+    return Weights(recipe, ours, Alphabet.bytes(), source)
 
 
 def write(weights: Weights, path: str | Path) -> None:

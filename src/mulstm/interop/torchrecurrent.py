@@ -83,7 +83,7 @@ def from_arrays(
         "keys": {"layer": _prefix(found), "embedding": embedding, "head": head, "bias": bias},
     }
     recipe = layer_recipe(hidden=H, embedding=E, layers=layers, weight_norm=False, output_bias=bool(bias))
-    return Weights(recipe, {k: np.ascontiguousarray(v) for k, v in ours.items()}, alphabet, source)
+    return Weights(recipe, ours, alphabet, source)
 
 
 def layers_from_arrays(found: dict[str, AnyArray], where: str) -> tuple[dict[str, Array], int, int, int]:

@@ -132,8 +132,7 @@ def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weight
         "licence": "as the file it was made from (the published UniRep weights: CC BY-NC 4.0)",
     }
     recipe = layer_recipe(hidden=H, embedding=E, layers=layers)
-    contiguous = {key: np.ascontiguousarray(array) for key, array in ours.items()}
-    return Weights(recipe, contiguous, protein_alphabet(), source)
+    return Weights(recipe, ours, protein_alphabet(), source)
 
 
 def write(weights: Weights, path: str | Path) -> None:

@@ -36,6 +36,9 @@ class Weights:
     alphabet: Alphabet
     source: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.arrays.update({name: np.ascontiguousarray(array) for name, array in self.arrays.items()})
+
     def embedding(self) -> Array:
         """(N, E): the embedding, or the identity for one-hot input."""
         if self.recipe.embedding:
