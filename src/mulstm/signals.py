@@ -47,8 +47,10 @@ def listening(heard: list[int]) -> Iterator[None]:
     """
 
     def hear(earlier: Earlier, signum: int, frame: FrameType | None) -> None:
-        heard.append(signum)
         signal.signal(signum, earlier)
+        if heard:
+            signal.raise_signal(signum)
+        heard.append(signum)
 
     with handled_by(hear):
         yield

@@ -120,3 +120,19 @@ def test_links_in_a_folder_that_is_filled_stay(tmp_path: Path) -> None:
     assert (folder / "one").is_symlink()
     assert (target.read_text(), (folder / "two").read_text()) == ("new", "new")
     assert sorted(p.name for p in folder.iterdir()) == ["one", "two"]
+
+
+def test_a_name_as_long_as_names_may_be(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250 + ".mul")
+    files.write_atomic(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_a_link_is_filled_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "folder").symlink_to("disk")
+    with files.filling(tmp_path / "folder") as made:
+        assert made.resolve().parent == tmp_path / "disk"
+        (made / "one").write_text("new")
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["one"]

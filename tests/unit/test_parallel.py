@@ -80,3 +80,15 @@ def test_the_first_process_may_take_its_time(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(BackendError, match="no further"):
         parallel.joined("cpu").__enter__()
     assert given["gloo"] > timedelta(days=1)
+
+
+def test_others_are_told_when_the_first_process_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(parallel.dist, "broadcast_object_list", lambda what, **_: told.append(what))
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        parallel.Share(count=2).by_first(stop)
+    assert told == [[None, False]]

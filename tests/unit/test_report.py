@@ -342,3 +342,11 @@ def test_a_page_beside_that_is_no_text(results: Path) -> None:
 
 def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
     assert [tables._signed(x, 2) for x in (0.001, -0.001, 0.02, -0.02)] == ["0.00", "0.00", "+0.02", "−0.02"]
+
+
+def test_a_size_that_is_not_the_columns_and_weights_that_are_not_rounded(results: Path) -> None:
+    add(results, "hutter/size/mlstm-3m", 1.6, parameters=3_400_000)
+    add(results, "hutter/mlstm", 1.38, dynamic_test_bits_per_char=1.2, dynamic_storage="fp32")
+    page = markdown(results)
+    assert cells(page, "mLSTM, authors' set-up")[1] == "1.600 (3.4M)"
+    assert cells(page, "hutter/mlstm, seed 1")[2] == "1.200"

@@ -10,7 +10,7 @@ import torch
 
 import foreign
 import mulstm
-from mulstm import interop
+from mulstm import interop, units
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, DataError, MulstmError
@@ -18,7 +18,7 @@ from mulstm.interop import openai, tape, unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
 from mulstm.records import Record
-from mulstm.scoring import score, scores, total, words
+from mulstm.scoring import Score, score, scores, total, words
 
 RESIDUES = "MRHKDESTNQCUGPAVIFYWLO"
 
@@ -181,3 +181,14 @@ def test_what_cannot_be_scored() -> None:
             ask(loaded, "a\ud800")
     with pytest.raises(MulstmError, match="-1 likeliest symbols"):
         mulstm.score(loaded, "text", following=-1)
+
+
+def test_bytes_characters_and_words_are_counted_apart() -> None:
+    parts = [Score("1", "é ü\n".encode(), 6, 12.0), Score("2", b"abc\n", 4, 3.0)]
+    each, whole = parts[0].as_dict(), total(parts)
+    assert (each["bytes"], each["characters"], each["words"]) == (6, 4, 2)
+    assert each["bits_per_byte"] == pytest.approx(units.bits(12.0) / 6)
+    assert each["bits_per_character"] == pytest.approx(units.bits(12.0) / 4)
+    assert whole["bits_per_byte"] == pytest.approx(units.bits(15.0) / 10)
+    assert whole["bits_per_character"] == pytest.approx(units.bits(15.0) / 8)
+    assert (whole["words"], whole["word_perplexity"]) == (3, pytest.approx(math.exp(5.0)))

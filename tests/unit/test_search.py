@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import signal
 import types
 from collections.abc import Callable
@@ -244,3 +245,26 @@ def test_settings_that_are_those_of_another_trial_are_told(tiny: Tiny, tmp_path:
     found = search.search(asked, out=tmp_path / "s.jsonl", note=told.append)
     assert found[0] == found[1]
     assert told[-1] == f"trial 2 of 2: optimiser.rate={rate}: these are the settings of the one as it is"
+
+
+def test_with_patience_a_trial_is_worth_its_best(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, told = train.evaluate, iter([2.0, 3.0, 4.0])
+
+    def validation(*given: Any, **named: Any) -> Any:
+        found = real(*given, **named)
+        return replace(found, nats=next(told) * found.symbols * math.log(2))
+
+    monkeypatch.setattr(train, "evaluate", validation)
+    asked = trial(tiny, "evaluate.every=2", "evaluate.patience=9")
+    (found,) = search.search([asked], out=tmp_path / "search.jsonl", device="cpu")
+    assert found["valid_bits_per_char"] == pytest.approx(2.0)
+
+
+def test_a_trial_of_another_recipe_is_not_taken_for_this_one(tiny: Tiny, tmp_path: Path) -> None:
+    out, first = tmp_path / "search.jsonl", trial(tiny).recipe
+    for recipe in (first, replace(first, name="other")):
+        (found,) = search.search([search.Trial((), recipe)], out=out, device="cpu")
+        assert found["recipe"] == recipe.name
+    assert len(trials.read(out)) == 2

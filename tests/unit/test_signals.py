@@ -76,3 +76,20 @@ def test_an_end_waits_for_the_compiler(kind: signal.Signals, end: type[BaseExcep
         with pytest.raises(end):  # only now
             time.sleep(30)
     assert signal.getsignal(kind) == before
+
+
+def test_a_second_of_another_kind_acts_too() -> None:
+    def leave(signum: int, frame: object) -> None:
+        raise SystemExit(signum)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    heard: list[int] = []
+    try:
+        with signals.listening(heard):
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(SystemExit):
+                signal.raise_signal(signal.SIGTERM)
+            assert heard.pop() == signal.SIGINT
+            assert not heard
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -298,3 +298,13 @@ def test_a_folder_by_the_name_of_a_file_in_a_tar(tmp_path: Path) -> None:
         archive.add(tmp_path / "folder", "a.txt")
     found = load(tmp_path / "made.tar").text
     assert found.read(0, len(found)).tobytes() == TEXT
+
+
+def test_of_several_files_in_a_tar_the_one_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "made").write_bytes(TEXT)
+    (tmp_path / "README").write_bytes(b"no text")
+    with tarfile.open(tmp_path / "made.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "README", "made/README")
+        archive.add(tmp_path / "made", "made/made")
+    found = load(tmp_path / "made.tar.gz").text
+    assert found.read(0, len(found)).tobytes() == TEXT

@@ -9,6 +9,7 @@ import re
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +432,16 @@ def test_every_process_returns_what_the_first_measured(tiny: Tiny, tmp_path: Pat
         found = built(tiny(), stack, tmp_path)
         found.share = Other(rank=1, count=2)
         assert train.finish(found)["test_bits_per_char"] == measured["test"].bits_per_char
+
+
+def test_the_speed_of_a_line_is_that_of_its_own_updates(tiny: Tiny, tmp_path: Path) -> None:
+    _, folder = run(tiny(), tmp_path)
+    for before, line in pairwise(runs.read_log(folder)):
+        assert line["symbols_per_second"] * (line["seconds"] - before["seconds"]) == pytest.approx(4 * 10)
+
+
+@pytest.mark.parametrize(("epochs", "total"), [(0.29, 39), (1.4, 188), (0.001, 1)])
+def test_parts_of_an_epoch_are_rounded(tiny: Tiny, tmp_path: Path, epochs: float, total: int) -> None:
+    with ExitStack() as stack:
+        found = built(tiny("train.updates=0", f"train.epochs={epochs}"), stack, tmp_path)
+        assert (found.epoch, found.total) == (134, total)
