@@ -139,9 +139,8 @@ def kept_statistics(
             if meta.get("of") == wanted:
                 return tensors
     R = gather_statistics(model, split, progress=progress, **how)
-    with contextlib.suppress(OSError, RunError):  # no room to keep them: they are made again next time
-        folder.mkdir(parents=True, exist_ok=True)
-        store.sweep(folder)
+    with contextlib.suppress(OSError, DataError, RunError):  # no room for them: made again next time
+        store.make_room(folder, "Statistics cannot be kept in")
         tensorfile.write(file, R, {"kind": "statistics", "of": wanted})
     return R
 

@@ -38,8 +38,10 @@ MODELS = [
 @pytest.mark.parametrize(
     "recipe", MODELS, ids=lambda r: f"{r.cell}-{r.unit}-{r.embedding}-{r.layers}{'-skip' * r.skip}"
 )
-@pytest.mark.parametrize("backend", ["reference", "auto"])  # on a CPU: fused, where it knows the cell
+@pytest.mark.parametrize("backend", ["reference", "fused"])
 def test_language_model(recipe: ModelRecipe, backend: str) -> None:
+    if recipe.cell == "tensor-rnn":  # which has no other
+        backend = "reference"
     N, B, T = 6, 2, 7
     generator = torch.Generator().manual_seed(3)
     model = LanguageModel(recipe, N).double()

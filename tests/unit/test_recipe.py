@@ -150,6 +150,7 @@ def test_a_long_chain_of_recipes(tmp_path: Path) -> None:
         ("optimiser.rate=1" + "0" * 400, "must be a finite number"),
         ("optimiser.rate=1" + "0" * 5000, "must be a number"),
         ("optimiser.rate=1e300", "at most 1e30"),
+        ("optimiser.epsilon=0", "must be above 0"),
         ("train.seed=18446744073709551616", "below 2"),
         ("train.seed=0x" + "f" * 9999, "below 2"),
         ("model.hidden=1048577", "1 to 1,048,576"),

@@ -17,7 +17,7 @@ import torch
 from mulstm.errors import CheckpointError
 from mulstm.files import write_atomic
 from mulstm.interop.npz import check_sizes
-from mulstm.interop.weights import AnyArray
+from mulstm.interop.weights import AnyArray, plain_file
 from mulstm.tensorfile import UNREADABLE, tensors_in
 
 BLOCK = 1 << 20
@@ -25,8 +25,7 @@ BLOCK = 1 << 20
 
 def load(path: Path) -> Any:
     """What the file holds: tensors, numbers, containers and argparse namespaces; anything else is refused."""
-    if path.is_dir():
-        raise CheckpointError(f"{path} is a folder. Give the file that holds the weights.")
+    plain_file(path)
     if path.suffix == ".safetensors":
         return _safetensors(path)
     try:
