@@ -74,7 +74,7 @@ HUTTER = Table(
         Line("unregularised mLSTM", 1.40, "mlstm", "20M"),
         Line("mLSTM +emb +WN", 1.44, "mlstm-emb-wn", "22M"),
         Line("mLSTM +emb +WN +VD", 1.28, "mlstm-emb-wn-vd", "22M", extra="weight decay"),
-        Line("large mLSTM +emb +WN +VD, weight decay, 12 epochs", 0.0, "mlstm-emb-wn-vd-large-ten"),
+        Line("large mLSTM +emb +WN +VD, weight decay, short run", 0.0, "mlstm-emb-wn-vd-large-ten"),
         Line("large mLSTM +emb +WN +VD", 1.24, "mlstm-emb-wn-vd-large", "46M", extra="weight decay"),
     ),
     dynamic=1.08,
