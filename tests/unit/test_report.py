@@ -165,8 +165,15 @@ def test_the_front_page_has_dynamic_evaluation_of_the_last_rows(results: Path) -
 def test_ptb_states_its_symbols(results: Path) -> None:
     add(results, "ptb/mlstm-fast", 1.2, test_symbols=442_423)
     page = markdown(results)
-    assert "Test symbols: 442,423. The same cost, fast: 1.180 on 449,945, 1.190 on 446,184, " in page
-    assert "1.254 on 423,247 symbols.\n" in page
+    assert "Test symbols: 442,423. The same cost by other counts, fast: 1.180 (raw, 449,945), " in page
+    assert "1.190 (spaced, 446,184), 1.254 (unk, 423,247).\n" in page
+
+
+def test_a_figure_of_curves_says_how_to_read_it(results: Path) -> None:
+    drawn = {"learning-curves-hutter", "learning-curves-text8"}
+    page = tables.markdown(records.read(results), None, drawn)
+    assert page.count("dotted lines are the paper's test figures") == len(drawn)
+    assert page.count("to cross a line is not to reach it") == 1
 
 
 def test_the_size_figure_takes_the_largest_from_the_table(results: Path) -> None:

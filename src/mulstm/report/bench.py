@@ -85,7 +85,8 @@ def markdown(results: Path, drawn: Collection[str] = ()) -> str:
                 f"## Speed on one {name.upper()}: asked for and measured",
                 f"Made from `results/bench/{name}.json`, in bf16.{several} *Must* and *goal* were set before "
                 "the kernels were written. A cell's share is of symbols/s x parameters: a model of more "
-                "parameters may be slower in proportion.",
+                "parameters may be slower in proportion. cuDNN's LSTM is slow at widths like 1900: "
+                "[docs/kernels.md](../docs/kernels.md) has it padded, too.",
                 grid(musts.HEAD, musts.cells(musts.table(record["rows"], losses))),
                 picture(f"bench-{name}", drawn, f"Times on one {name.upper()}"),
                 picture(f"losses-{name}", drawn, "Losses of a short run, fastest backend and reference"),
@@ -136,9 +137,10 @@ def _kind(row: dict[str, Any]) -> str:
 def _label(row: dict[str, Any]) -> str:
     how = HOW.get(row["backend"], row["backend"].removeprefix("triton, "))
     how = WHO.get(row["name"], how)
-    equal = ", equal parameters" if row["name"] == "nn.LSTM equal parameters" else ""
+    which = row["name"].removeprefix("nn.LSTM")
+    which = f",{which}" if which in (" padded", " equal parameters") else ""
     size = f", {row['parameters'] / 1e6:.0f} M" if row["level"] == "update" else ""
-    return f"{NAMES.get(row['name'], row['name'])} {row['hidden']}{equal} ({how}){size}"
+    return f"{NAMES.get(row['name'], row['name'])} {row['hidden']}{which} ({how}){size}"
 
 
 COLOURS = {"ours": BLUE, "cudnn": VERMILLION, "cells": SKY, "others": FAINT}

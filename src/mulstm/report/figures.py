@@ -73,7 +73,7 @@ def _kind(record: Record) -> str:
 def _paint_curves(picture: Any, data: Any) -> None:
     axes = picture.subplots()
     axes.set_title(f"{data['title']}: validation bits/char against training time")
-    axes.set_xlabel("minutes of training (logarithmic)")
+    axes.set_xlabel("training time (logarithmic)")
     axes.set_ylabel("validation bits/char")
     axes.set_xscale("log")
     lowest = min(bits for line in data["lines"] for _, bits in line["points"])
@@ -167,7 +167,7 @@ def _paint_surprise(picture: Any, data: Any) -> None:
         for axes, places, heights in ((left, [0], values[:1]), (right, [1, 2, 3, 4], values[1:])):
             at = [place + offset for place in places]
             bars = axes.bar(at, heights, width * 0.9, label=name, zorder=2, **look)
-            axes.bar_label(bars, fmt="%.2f", fontsize=7.5, padding=2, color=INK)
+            axes.bar_label(bars, fmt="%.2f", fontsize=6.5, padding=2, color=INK)
     left.set_xticks([0], ["10 % most\nsurprising"])
     right.set_xticks([1, 2, 3, 4], ["1", "2", "3", "4"])
     right.set_xlabel("symbols after the surprise")
@@ -208,7 +208,7 @@ def _paint_times(picture: Any, data: Any) -> None:
     axes = picture.subplots()
     axes.set_title("Hutter Prize: training time to a validation score")
     axes.set_xlabel("validation bits/char reached (better to the right)")
-    axes.set_ylabel("minutes of training (logarithmic)")
+    axes.set_ylabel("training time (logarithmic)")
     axes.set_yscale("log")
     for line in data["lines"]:
         x, y = zip(*line["points"], strict=True)
