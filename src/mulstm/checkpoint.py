@@ -18,7 +18,7 @@ from mulstm import recipe as recipes
 from mulstm import runs, tensorfile
 from mulstm.convention import Convention
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import CheckpointError, MulstmError
+from mulstm.errors import BackendError, CheckpointError, MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
 
@@ -69,7 +69,10 @@ def save(
     corpus: Mapping[str, Any] | None = None,  # what tells the text it was trained on from others
     storage: str | None = None,
 ) -> str:
-    """Replaces the file in one step and returns its fingerprint; without `storage` nothing is rounded."""
+    """Replaces the file in one step and returns its fingerprint; without `storage` nothing is rounded.
+
+    What `load` would refuse is refused here: a file that may be there already stays as it was.
+    """
     alphabet.require_size(model.alphabet_size)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -81,8 +84,14 @@ def save(
         )
     if storage is None:
         storage = "fp64" if any(tensor.dtype == torch.float64 for tensor in weights.values()) else "fp32"
+    if name := _not_finite(weights):
+        raise CheckpointError(
+            f"The weights {name} hold numbers that are not finite, and are not written. "
+            "Train again from an earlier checkpoint, at a lower rate."
+        )
     tensors = _pack(weights, storage)
     whole = dataclasses.replace(recipe or Recipe(), model=model.recipe)
+    recipes.from_dict(recipes.as_dict(whole), source="the recipe of this model")
     meta: dict[str, Any] = {
         "kind": "model",
         "version": mulstm.__version__,
@@ -105,6 +114,8 @@ def save(
 
 def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Checkpoint:
     """The model on `device`, ready to be used; a run folder stands for the model that its record is of."""
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(f"The model is wanted on {device} and there is no GPU here. Load it on the CPU.")
     file = find(path)
     return tensorfile.undisturbed(file, lambda: _load(file, device))
 
@@ -150,7 +161,10 @@ def _load(file: Path, device: str | torch.device) -> Checkpoint:
     if _digest(tensors, recipe.model, alphabet) != stated:
         raise tensorfile.changed(file, "fingerprint")
     weights = _unpack(tensors, storage)
-    _require_finite(file, weights)
+    if name := _not_finite(weights):
+        raise CheckpointError(
+            f"The weights {name} in {file} hold numbers that are not finite. Take an earlier checkpoint."
+        )
     model.load_state_dict(weights)
     return Checkpoint(model.to(device).eval(), alphabet, recipe, meta)
 
@@ -291,13 +305,13 @@ def _check_tensors(
         )
 
 
-def _require_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
+def _not_finite(weights: Mapping[str, Tensor]) -> str | None:
+    """The name of a tensor with a number that is none."""
     for name, tensor in weights.items():
         # Least and most take one pass without memory of its own, and both are NaN where one number is.
         if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
-            raise CheckpointError(
-                f"The weights {name} in {file} hold numbers that are not finite. Take an earlier checkpoint."
-            )
+            return name
+    return None
 
 
 def _spell(shape: tuple[int, ...], dtype: torch.dtype) -> str:

@@ -60,7 +60,7 @@ class Convention:
             return np.array([special], dtype=np.int64)
         if self.name.endswith("-review"):
             return self.encoded(b"\n ")
-        return self.encoded(self._border)
+        return self.encoded(self.alphabet.border)
 
     @property
     def stop(self) -> Symbols:
@@ -68,12 +68,7 @@ class Convention:
         special = self.alphabet.special("stop")
         if special is not None:
             return np.array([special], dtype=np.int64)
-        return self.encoded(b" " if self.name.endswith("-review") else self._border)
-
-    @property
-    def _border(self) -> bytes:
-        """What stands between two of our own texts: a line's end where there is one, else a space."""
-        return next((b for b in (b"\n", b" ") if b in self.alphabet.symbols), b"")
+        return self.encoded(b" " if self.name.endswith("-review") else self.alphabet.border)
 
     def body(self, text: bytes, record: str) -> Symbols:
         """The record's own symbols; an error names the record, the letter and the place."""

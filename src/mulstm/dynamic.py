@@ -86,6 +86,7 @@ def gather_statistics(
 ) -> Statistics:
     """R of every parameter: root mean square of its gradients over batches of `lanes` x `segment` symbols."""
     _require_text(split)
+    split.alphabet.require_size(model.alphabet_size)
     if min(lanes, segment, batches) < 1:
         raise MulstmError(
             f"{batches} batches of {lanes} x {segment} symbols are none. Give 1 or more of each."

@@ -69,11 +69,7 @@ def evaluate(
 ) -> Evaluation:
     """The cost of a split, cut into `lanes` stretches that each start from a zero state; constant memory."""
     split.alphabet.require_size(model.alphabet_size)
-    if min(lanes, chunk) < 1 or symbols < 0:
-        raise MulstmError(
-            f"{symbols} symbols cannot be read in {lanes} lanes of chunks of {chunk}. "
-            "Give 1 or more of each, or 0 symbols for all."
-        )
+    _require_sizes(lanes, chunk, symbols)
     if isinstance(split, RecordSplit):
         if losses:
             raise DataError(
@@ -100,11 +96,20 @@ def evaluate_together(
     """As `evaluate` of each split, in the time of the longest: the lanes of all go side by side."""
     if any(isinstance(split, RecordSplit) for split in splits):
         return [evaluate(model, split, lanes, chunk, progress=progress) for split in splits]
+    _require_sizes(lanes, chunk)
     for split in splits:
         split.alphabet.require_size(model.alphabet_size)
     if not splits:
         return []
     return _stream(model, [_Part(s, lanes, s.symbols_count) for s in splits], chunk, None, progress)
+
+
+def _require_sizes(lanes: int, chunk: int, symbols: int = 0) -> None:
+    if min(lanes, chunk) < 1 or symbols < 0:
+        raise MulstmError(
+            f"{symbols} symbols cannot be read in {lanes} lanes of chunks of {chunk}. "
+            "Give 1 or more of each, or 0 symbols for all."
+        )
 
 
 class _Part:

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from mulstm import heat
 from mulstm.checkpoint import Checkpoint
@@ -47,7 +45,7 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
 
     One symbol at a time, because c is known only where a chunk ends; nothing but the numbers is kept.
     """
-    model = loaded.model.eval()
+    model = loaded.model
     require_units(model, units)
     if of not in ("h", "c"):
         raise MulstmError(f'A unit has h and c, not "{of}". Give one of these.')
@@ -60,9 +58,10 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
     chosen = list(units)
     values = np.empty((symbols.size, len(chosen)))
     state: tuple[State, ...] = model.zero_state(1)
-    for t in range(symbols.size):
-        _, state = model.hidden(x[:, t : t + 1], state)
-        values[t] = getattr(state[-1], of)[0, chosen].double().cpu().numpy()
+    with model.evaluating():
+        for t in range(symbols.size):
+            _, state = model.hidden(x[:, t : t + 1], state)
+            values[t] = getattr(state[-1], of)[0, chosen].double().cpu().numpy()
     own = slice(before, symbols.size - after)
     return Trace(record.id, loaded.alphabet.decode(symbols[own]), tuple(units), of, values[own])
 
@@ -86,12 +85,7 @@ class Clamped(Predictor):
             for unit, value in self._units.items():
                 h[:, unit] = value
             self.state = (*states[:-1], states[-1]._replace(h=h))
-            self._logits = self._output()
-
-    def _output(self) -> Tensor:
-        model = self.model
-        h = torch.cat([s.h for s in self.state], dim=-1) if model.recipe.skip else self.state[-1].h
-        return F.linear(h.to(model.W_out.dtype), model.W_out, model.b_out)
+            self._logits = self.model.output([layer.h for layer in self.state])
 
 
 def draw(found: Trace, path: Path) -> None:

@@ -68,7 +68,7 @@ class NormalisedRMSprop(torch.optim.Optimizer):
     """RMSprop whose update, over all parameters together, always has the length `rate`.
 
     MS <- decay MS + (1 - decay) g^2,  v = g / (sqrt(MS) + epsilon),  p <- p - rate v / |v|,
-    where the decay of the j-th update is 1 - 1/j while j < 10: MS starts as a plain mean.
+    where the decay of a parameter's j-th update is 1 - 1/j while j < 10: MS starts as a plain mean.
     """
 
     def __init__(self, parameters: Iterable[Tensor], rate: Tensor, decay: float, epsilon: float) -> None:
@@ -104,10 +104,10 @@ class NormalisedRMSprop(torch.optim.Optimizer):
         steps = [self.state[parameter]["step"] for parameter in parameters]
         squares = [self.state[parameter]["mean_square"] for parameter in parameters]
         torch._foreach_add_(steps, 1)
-        j = steps[0]
+        j = torch.stack(steps)  # of each: one may have joined late
         decay = torch.where(j < 10, 1 - 1 / j, torch.full_like(j, self.decay))
-        for square, gradient in zip(squares, gradients, strict=True):
-            square.lerp_(gradient * gradient, (1 - decay).to(square.dtype))
+        for square, gradient, share in zip(squares, gradients, (1 - decay).unbind(), strict=True):
+            square.lerp_(gradient * gradient, share.to(square.dtype))
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, self.epsilon)
         moves = torch._foreach_div(gradients, roots)
@@ -188,6 +188,7 @@ def state_tensors(optimiser: torch.optim.Optimizer, named: Named) -> dict[str, T
 @torch.no_grad()
 def load_state_tensors(optimiser: torch.optim.Optimizer, named: Named, tensors: Mapping[str, Tensor]) -> None:
     """Puts back what `state_tensors` gave; ValueError where a part of it is missing or of another shape."""
+    named = list(named)
     whats = {key.partition(".")[0] for key in tensors}
     if odd := {key.partition(".")[2] for key in tensors} - {name for name, _ in named}:
         raise ValueError(f"there is no parameter {min(odd)}")

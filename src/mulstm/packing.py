@@ -151,15 +151,16 @@ def run(
     """
     device = model.W_out.device
     states = model.zero_state(0)
-    for packed in pack(records, **how):
-        fresh = model.zero_state(len(packed.record) - len(packed.kept))
-        rows = torch.tensor(packed.kept, dtype=torch.long, device=device)
-        states = tuple(
-            State(torch.cat([old.h[rows], new.h]), torch.cat([old.c[rows], new.c]))
-            for old, new in zip(states, fresh, strict=True)
-        )
-        x = torch.from_numpy(packed.x).to(device)
-        first = torch.from_numpy(packed.first).to(device) if packed.first.any() else None
-        out, states = call(x, states, first=first)
-        yield packed, out, states[-1]
+    with model.evaluating():
+        for packed in pack(records, **how):
+            fresh = model.zero_state(len(packed.record) - len(packed.kept))
+            rows = torch.tensor(packed.kept, dtype=torch.long, device=device)
+            states = tuple(
+                State(torch.cat([old.h[rows], new.h]), torch.cat([old.c[rows], new.c]))
+                for old, new in zip(states, fresh, strict=True)
+            )
+            x = torch.from_numpy(packed.x).to(device)
+            first = torch.from_numpy(packed.first).to(device) if packed.first.any() else None
+            out, states = call(x, states, first=first)
+            yield packed, out, states[-1]
     check_kernels(device)

@@ -35,6 +35,8 @@ class Predictor:
 
     def __init__(self, model: LanguageModel, alphabet: Alphabet, lanes: int = 1) -> None:
         alphabet.require_size(model.alphabet_size)
+        if isinstance(lanes, bool) or not hasattr(lanes, "__index__") or lanes < 1:
+            raise MulstmError(f"{lanes!r} lanes cannot be read or drawn. Give 1 or more.")
         # Folded, a step does no work that does not depend on the symbol.
         self.model = model.folded().eval()
         self.alphabet = alphabet

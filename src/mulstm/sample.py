@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import MulstmError
+from mulstm.errors import CheckpointError, MulstmError
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
@@ -34,9 +34,12 @@ class Sampling:
 
     def check(self) -> None:
         """Raises MulstmError for impossible values."""
-        for name in ("length", "top_k", "seed"):
-            if not isinstance(getattr(self, name), int):
-                raise MulstmError(f"The {name} is {getattr(self, name)!r}. Give a whole number.")
+        whole, real = ("__index__", "a whole number"), ("__float__", "a number")  # NumPy's among them
+        kinds = {"length": whole, "top_k": whole, "seed": whole, "temperature": real, "top_p": real}
+        for name, (method, words) in kinds.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(value, method):
+                raise MulstmError(f"The {name} is {value!r}. Give {words}.")
         if self.seed < 0:
             raise MulstmError(f"The seed {self.seed} is negative. Give 0 or more.")
         if self.length < 0:
@@ -138,11 +141,16 @@ def _symbols(predictor: Predictor, how: Sampling, device: Any | None) -> Iterato
 
 def opening(alphabet: Alphabet) -> bytes:
     """What stands before a text without a prompt: a newline, else a space, else any symbol."""
-    return next((b for b in (b"\n", b" ") if b in alphabet.symbols), alphabet.symbols[:1])
+    return alphabet.border or alphabet.symbols[:1]
 
 
 def filtered(log_probs: torch.Tensor, how: Sampling) -> npt.NDArray[np.float64]:
     """(streams, N): the weights to draw with, after temperature, top-k and top-p; rows sum to one."""
+    if log_probs.isnan().any():
+        raise CheckpointError(
+            "The model gives no numbers for the next symbol: its weights are too large, or are none. "
+            "Train it again, at a lower rate."
+        )
     if how.temperature == 0:
         return torch.nn.functional.one_hot(log_probs.argmax(dim=-1), log_probs.shape[-1]).double().numpy()
     # The largest becomes 0 first: divided by next to nothing, all others are -inf and it stays.

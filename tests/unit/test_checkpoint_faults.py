@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from mulstm import checkpoint, tensorfile
 from mulstm.data import Alphabet
-from mulstm.errors import CheckpointError, RunError
+from mulstm.errors import BackendError, CheckpointError, RecipeError, RunError
 from mulstm.nn.model import LanguageModel
-from mulstm.recipe import ModelRecipe
+from mulstm.recipe import DropoutRecipe, ModelRecipe, Recipe
 
 ALPHABET = Alphabet(b"\n abcdefg")
 
@@ -208,13 +208,33 @@ def test_a_recipe_takes_no_memory_that_the_file_does_not_fill(
 @pytest.mark.parametrize("storage", checkpoint.STORAGES)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_weights_that_are_no_numbers(
-    model: LanguageModel, tmp_path: Path, storage: str, value: float
+    model: LanguageModel, saved: Path, storage: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with torch.no_grad():
         model.W_out[2, 3] = value
-    checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET, storage=storage)
+    before = saved.read_bytes()
+    with pytest.raises(CheckpointError, match=r"W_out hold numbers that are not finite, and are not written"):
+        checkpoint.save(saved, model, ALPHABET, storage=storage)
+    assert saved.read_bytes() == before
+    with monkeypatch.context() as careless:
+        careless.setattr(checkpoint, "_not_finite", lambda weights: None)
+        checkpoint.save(saved, model, ALPHABET, storage=storage)
     with pytest.raises(CheckpointError, match=r"W_out in .* not finite\. Take an earlier checkpoint"):
-        checkpoint.load(tmp_path / "m.safetensors")
+        checkpoint.load(saved)
+
+
+def test_a_recipe_that_could_not_be_read_again_is_not_written(model: LanguageModel, saved: Path) -> None:
+    before = saved.read_bytes()
+    recipe = Recipe(model=model.recipe, dropout=DropoutRecipe(embedding=0.2))
+    with pytest.raises(RecipeError, match=r"dropout\.embedding needs model\.embedding above 0"):
+        checkpoint.save(saved, model.folded(), ALPHABET, recipe=recipe)
+    assert saved.read_bytes() == before
+
+
+def test_a_gpu_where_there_is_none(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendError, match=r"wanted on cuda:1 and there is no GPU here\. Load it on the CPU"):
+        checkpoint.load(saved, "cuda:1")
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,5 @@ def test_what_does_not_belong_together(model, text) -> None:
         gather_statistics(model, test, lanes=0)
     with pytest.raises(MulstmError, match="A segment of -3 symbols is none"):
         Settings(segment=-3)
-    for how in ({"lanes": 0}, {"chunk": -5}, {"symbols": -1}):
-        with pytest.raises(MulstmError, match="Give 1 or more of each"):
-            evaluate(model, test, **how)
+    with pytest.raises(DataError, match="The model has 256 symbols and the alphabet"):
+        gather_statistics(LanguageModel(ModelRecipe(hidden=5), 256), test)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mulstm import data
 from mulstm.data.corpus import Split
-from mulstm.errors import BackendError, DataError, RunError
+from mulstm.errors import BackendError, DataError, MulstmError, RunError
 from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.nn.model import LanguageModel
 from mulstm.ops import faults
@@ -73,6 +73,16 @@ def test_together_as_each_alone(model: LanguageModel, text_file: Path, lanes: in
             )
         assert seen == sorted(seen)
         assert all(done <= sum(part.symbols_count for part in parts) for done in seen)
+
+
+def test_no_lanes_and_no_chunks(model: LanguageModel, split: Split) -> None:
+    for how in ({"lanes": 0}, {"chunk": -5}):
+        with pytest.raises(MulstmError, match="Give 1 or more of each"):
+            evaluate(model, split, **how)
+        with pytest.raises(MulstmError, match="Give 1 or more of each"):
+            evaluate_together(model, [split], **how)
+    with pytest.raises(MulstmError, match="Give 1 or more of each"):
+        evaluate(model, split, symbols=-1)
 
 
 def test_nothing_together(model: LanguageModel) -> None:

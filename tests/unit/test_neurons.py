@@ -166,3 +166,21 @@ def test_units_that_know_a_label_are_found() -> None:
         probe.find(loaded, records, of="h")
     with pytest.raises(DataError, match=r"The cell rnn has no c\. Read h_mean"):
         probe.find(byte_model(cell="rnn"), records, of="c_final")
+
+
+def test_with_no_unit_held_nothing_differs_whatever_the_weights_are_stored_in() -> None:
+    loaded = byte_model(hidden=64)
+    loaded.model.bfloat16()
+    plain = Predictor(loaded.model, loaded.alphabet)
+    held = neurons.Clamped(loaded.model, loaded.alphabet, units={})
+    for predictor in (plain, held):
+        predictor.feed_text(b"hello")
+    torch.testing.assert_close(held.log_probs(), plain.log_probs(), rtol=0, atol=1e-6)
+
+
+def test_a_trace_leaves_the_mode_as_it_was() -> None:
+    loaded = byte_model()
+    for training in (True, False):
+        loaded.model.train(training)
+        neurons.trace(loaded, Record("r", b"a text"), [1])
+        assert loaded.model.training is training

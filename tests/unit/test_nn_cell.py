@@ -253,6 +253,10 @@ def test_bf16_and_autocast() -> None:
             r"state's length is 3. Give two tensors, \(h_0, c_0\)",
         ),
         (
+            lambda: MultiplicativeLSTM(E, H)(torch.zeros(2, 3, E), (torch.zeros(1, 3, H), None)),
+            "c_0 is a NoneType. Give two tensors",
+        ),
+        (
             lambda: MultiplicativeLSTMCell(E, H)(torch.zeros(2, E), (torch.zeros(2, H), torch.zeros(3, H))),
             r"c_0 has shape \(3, 6\). Give \(2, 6\)",
         ),
@@ -261,7 +265,7 @@ def test_bf16_and_autocast() -> None:
             r"h_0 has shape \(1, 6\). Give \(6,\)",
         ),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_what_does_not_fit(make_it: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):

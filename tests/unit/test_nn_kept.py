@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mulstm.nn import LanguageModel, packed
 from mulstm.nn.kept import Kept
@@ -174,3 +175,17 @@ def test_what_other_processes_may_write_to_is_not_kept() -> None:
         found = model(x)[0]
         model.forget()
         assert torch.equal(found, model(x)[0])
+
+
+def test_views_of_a_larger_tensor_are_not_kept() -> None:
+    model = make(ModelRecipe(hidden=5)).eval()
+    whole = parameters_to_vector(model.parameters()).detach().clone()
+    vector_to_parameters(whole, model.parameters())
+    x = torch.randint(9, (2, 20))
+    with torch.no_grad():
+        before = model(x)[0]
+        whole.mul_(0.5)  # which shows in no version of a view made by way of .data
+        found = model(x)[0]
+        model.forget()
+        assert torch.equal(found, model(x)[0])
+        assert not torch.equal(found, before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import prune
@@ -211,11 +212,14 @@ def test_b_h_is_the_first_block_of_b_z_and_can_be_frozen() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"cell": "gru"}, "no cell 'gru'"),
-        ({"unit": "tanh"}, "no unit 'tanh'"),
-        ({"hidden": 0}, "hidden is 0"),
-        ({"layers": 0}, "layers is 0"),
-        ({"embedding": -1}, "embedding is -1"),
+        ({"cell": "gru"}, r'cell = "gru" must be one of'),
+        ({"unit": "tanh"}, r'unit = "tanh" must be one of'),
+        ({"hidden": 0}, "hidden = 0 must be 1 to"),
+        ({"hidden": np.int64(4)}, "hidden = np.int64.4. must be a whole number"),
+        ({"layers": 0}, "layers = 0 must be 1 to"),
+        ({"embedding": -1}, "embedding = -1 must be 0 to"),
+        ({"skip": True}, "skip needs model.layers of 2 or more"),
+        ({"cell": "rnn", "unit": "initial"}, "unit must stay standard for rnn"),
     ],
 )
 def test_impossible_models(recipe: dict[str, Any], message: str) -> None:
@@ -223,11 +227,18 @@ def test_impossible_models(recipe: dict[str, Any], message: str) -> None:
         LanguageModel(ModelRecipe(**recipe), 5)
 
 
+def test_an_alphabet_of_nothing() -> None:
+    with pytest.raises(RecipeError, match="An alphabet of 0 symbols is none"):
+        LanguageModel(ModelRecipe(hidden=4), 0)
+
+
 def test_targets_and_beginnings_of_another_form() -> None:
     model, x = make(ModelRecipe(hidden=6)), torch.randint(9, (4, 20))
     for ask in (model.loss, model.losses):
         with pytest.raises(ValueError, match=r"y is \(20, 4\) and x \(4, 20\)\. Give one for each symbol"):
             ask(x, x.T)
+        with pytest.raises(ValueError, match=r"y is torch\.float32\. Give symbols, or -1"):
+            ask(x, x.float())
     with pytest.raises(ValueError, match=r"first is \(4,\) and x"):
         model(x, first=torch.ones(4))
 
@@ -273,3 +284,41 @@ def test_the_state_is_its_owners(unit: str, backend: str) -> None:
 def test_all_of_a_mask_cannot_be_dropped() -> None:
     with pytest.raises(RecipeError, match=r"A share of 1.0 cannot be dropped"):
         make(ModelRecipe(hidden=6)).draw_masks(2, DropoutRecipe(hidden=1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_targets_of_any_whole_type(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    model = LanguageModel(ModelRecipe(hidden=6), 256)  # in a byte, -1 would be the last symbol
+    x = torch.randint(100, (3, 12))
+    for ask in (model.loss, model.losses):
+        assert ask(x.to(dtype), x.to(dtype))[0].equal(ask(x, x)[0])
+
+
+@pytest.mark.parametrize("recipe", [{}, {"embedding": 3}])
+@pytest.mark.parametrize("symbol", [-1, 9])
+def test_a_symbol_that_is_none(symbol: int, recipe: dict[str, Any]) -> None:
+    model = make(ModelRecipe(hidden=6, **recipe))
+    for length in (1, 20):  # looked up, and in a table of all symbols
+        with pytest.raises(ValueError, match=r"not among the model's 9\. Give 0 to 8"):
+            model(torch.full((2, length), symbol))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_state_of_other_lanes(cell: str) -> None:
+    model = make(ModelRecipe(hidden=6, cell=cell))
+    with pytest.raises(ValueError, match=r"state\.h has shape \(1, 6\)"):
+        model(torch.randint(9, (2, 5)), model.zero_state(1))
+
+
+@pytest.mark.parametrize("weight_norm", [False, True])
+def test_narrow_weights_compute_no_narrower_than_told(weight_norm: bool) -> None:
+    model = make(ModelRecipe(hidden=40, embedding=7, weight_norm=weight_norm), 9).bfloat16()
+    model.precision = "fp32"
+    wide, x = copy.deepcopy(model).float(), torch.randint(9, (2, 30))
+    with torch.no_grad():
+        wanted = wide(x)[0]
+        torch.testing.assert_close(model(x)[0], wanted, rtol=0, atol=1e-6)
+        torch.testing.assert_close(model.folded()(x)[0], wanted, rtol=0, atol=1e-6)
+        model.precision = "fp64"
+        torch.testing.assert_close(model(x)[0], wide.double()(x)[0], rtol=0, atol=1e-12)

@@ -96,3 +96,9 @@ def test_a_mask_that_wants_a_gradient_gets_one_from_the_reference() -> None:
 def test_what_does_not_fit(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recurrence(**given(**changes))
+
+
+def test_a_plain_pair_is_a_state() -> None:
+    chunk = given()
+    pair = chunk | {"state": tuple(chunk["state"])}  # type: ignore[arg-type]
+    assert recurrence(**pair)[0].equal(recurrence(**chunk)[0])  # type: ignore[arg-type]

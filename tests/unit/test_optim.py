@@ -208,3 +208,28 @@ def test_gains_of_weight_norm_do_not_decay(cell: str) -> None:
     for name, tensor in named:
         is_matrix = tensor.dim() >= 2 and not name.startswith("layers.0.g_")
         assert torch.allclose(tensor, before[name] * (0.95 if is_matrix else 1.0)), name
+
+
+def test_each_parameter_counts_its_own_updates() -> None:
+    late, early = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimiser = optim.NormalisedRMSprop([late, early], torch.tensor(0.1), 0.95, 1e-8)
+    for _ in range(30):
+        early.grad = torch.ones(3)
+        optimiser.step()
+    late.grad, early.grad = torch.ones(3), torch.zeros(3)
+    optimiser.step()
+    assert optimiser.state[early]["mean_square"].tolist() == pytest.approx([0.95] * 3)
+    assert optimiser.state[late]["mean_square"].tolist() == [1.0] * 3
+
+
+def test_state_is_put_back_for_names_that_can_be_read_once_only() -> None:
+    model = LanguageModel(ModelRecipe(hidden=4), 5)
+    first, second = (
+        optim.build(OptimiserRecipe(), model.named_parameters(), torch.tensor(0.1)) for _ in "ab"
+    )
+    model.loss(torch.ones(2, 3).long(), torch.ones(2, 3).long())[0].backward()
+    first.step()
+    optim.load_state_tensors(
+        second, model.named_parameters(), optim.state_tensors(first, model.named_parameters())
+    )
+    assert len(second.state) == len(first.state) > 0

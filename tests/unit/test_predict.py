@@ -89,3 +89,9 @@ def test_what_cannot_be_fed() -> None:
             predictor.feed(np.array(symbols))
     with pytest.raises(MulstmError, match=r"'text' is no bytes\. Give it encoded"):
         predictor.feed_text("text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lanes", [0, -1, 2.0, True])
+def test_lanes_that_are_none(lanes: int) -> None:
+    with pytest.raises(MulstmError, match="lanes cannot be read or drawn"):
+        Predictor(made(), ALPHABET, lanes)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mulstm.data import Alphabet
-from mulstm.errors import MulstmError
+from mulstm.errors import CheckpointError, MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import ModelRecipe
@@ -157,6 +157,9 @@ def test_a_symbol_without_weight_is_never_drawn() -> None:
         {"stop": "ab"},
         {"seed": -1},
         {"top_k": 2.5},
+        {"top_k": True},
+        {"temperature": None},
+        {"top_p": "all"},
         {"length": 3.5},
     ],
 )
@@ -168,6 +171,21 @@ def test_impossible_values(model: LanguageModel, how: dict[str, float]) -> None:
 def test_no_streams(model: LanguageModel) -> None:
     with pytest.raises(MulstmError, match="0 streams"):
         list(sample(model, ALPHABET, b"", Sampling(), 0))
+    with pytest.raises(MulstmError, match=r"2\.0 lanes cannot be"):
+        sample(model, ALPHABET, b"", Sampling(), 2.0)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers(model: LanguageModel) -> None:
+    how = {"length": np.int64(9), "temperature": np.float32(1), "top_k": np.int32(9), "seed": np.uint8(3)}
+    assert texts(model, **how) == texts(model, length=9, temperature=1.0, top_k=9, seed=3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_drawn_from_no_numbers(model: LanguageModel, temperature: float) -> None:
+    with torch.no_grad():
+        model.layers[0].W_mh.fill_(float("nan"))
+    with pytest.raises(CheckpointError, match="gives no numbers for the next symbol"):
+        texts(model, b"ab", length=3, temperature=temperature)
 
 
 def test_opening() -> None:

@@ -192,3 +192,12 @@ def test_bytes_characters_and_words_are_counted_apart() -> None:
     assert whole["bits_per_byte"] == pytest.approx(units.bits(15.0) / 10)
     assert whole["bits_per_character"] == pytest.approx(units.bits(15.0) / 8)
     assert (whole["words"], whole["word_perplexity"]) == (3, pytest.approx(math.exp(5.0)))
+
+
+def test_what_reads_a_model_leaves_its_mode_as_it_was() -> None:
+    loaded = byte_model()
+    for training in (True, False):
+        loaded.model.train(training)
+        score(loaded, "abc")
+        mulstm.embed(loaded, "abc")
+        assert loaded.model.training is training

@@ -67,6 +67,11 @@ class Alphabet:
         """The symbol of that name, such as "start", where there is one."""
         return len(self.symbols) + self.specials.index(name) if name in self.specials else None
 
+    @property
+    def border(self) -> Raw:
+        """What stands between two texts: a line's end where there is one, else a space, else nothing."""
+        return next((b for b in (b"\n", b" ") if b in self.symbols), b"")
+
     def require_size(self, size: int) -> None:
         """Raises DataError where this cannot be the alphabet of a model of `size` symbols."""
         if self.size != size:

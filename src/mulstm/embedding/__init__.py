@@ -86,7 +86,7 @@ def embedded(
     positions: Callable[[int, int, Array], None] | None = None,
 ) -> Iterator[Embedded]:
     """Representations as texts end, in any order; `positions` is handed (record, place, h) on the way."""
-    model = loaded.model.eval()
+    model = loaded.model
     total = torch.zeros(0, model.recipe.hidden, dtype=torch.float64, device=model.W_out.device)
     for packed, h, state in run(model, model.hidden, symbols, lanes=lanes):
         B, T = packed.x.shape

@@ -14,7 +14,7 @@ from mulstm.nn.initial import initialise_layer
 from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Weights, project, time_first
 from mulstm.ops import State, modes
-from mulstm.recipe import InitRecipe
+from mulstm.recipe import UNITS, InitRecipe
 
 Hidden = tuple[Tensor, Tensor]  # (h, c)
 
@@ -28,8 +28,8 @@ class _Base(Keeping):
         super().__init__()
         _require_counts(input_size=input_size, hidden_size=hidden_size)
         _require_flags(bias=bias, weight_norm=weight_norm)
-        if unit not in ("standard", "initial", "initial-text"):
-            raise ValueError(f"There is no unit {unit!r}. Choose standard, initial or initial-text.")
+        if unit not in UNITS:
+            raise ValueError(f"There is no unit {unit!r}. Choose one of: {', '.join(UNITS)}.")
         self.input_size, self.hidden_size = input_size, hidden_size
         self.bias, self.weight_norm, self.unit, self.backend = bias, weight_norm, unit, backend
         self._kept: Kept[tuple[Weights, ...]] = Kept()
@@ -52,7 +52,7 @@ class _Base(Keeping):
         self.forget()
 
     def _weights(self, dtype: torch.dtype) -> tuple[Weights, ...]:
-        if not self.keeps():
+        if not self.keeps_or_forgets():
             return tuple(layer.weights(dtype) for layer in self.stack)
         make = lambda: tuple(layer.weights(dtype).kept() for layer in self.stack)  # noqa: E731
         return self._kept.get(parameters_of(self), dtype, make)
@@ -75,6 +75,8 @@ class _Base(Keeping):
         if len(hx) != 2:
             raise ValueError(f"The state's length is {len(hx)}. Give two tensors, (h_0, c_0).")
         for name, v in zip(("h_0", "c_0"), hx, strict=True):
+            if not isinstance(v, Tensor):
+                raise ValueError(f"{name} is a {type(v).__name__}. Give two tensors, (h_0, c_0).")
             if v.shape != shape:
                 raise ValueError(f"{name} has shape {tuple(v.shape)}. Give {shape}.")
             if v.dtype != x.dtype and not modes.autocasts(x.device):

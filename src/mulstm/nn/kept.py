@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import torch
@@ -31,8 +32,8 @@ class Kept(Generic[T]):
 
     A change in place is seen by the parameter's version, a new tensor by its address. Fused optimisers
     leave the version as it was, so a step of any optimiser counts as a change too, and modules `forget`
-    whenever they run with gradients. What goes past autograd altogether (`.data`, a collective of
-    torch.distributed, the replay of a CUDA graph) is not seen: then call `forget`.
+    whenever they run with gradients. What goes past autograd altogether (`.data`, memory shared with NumPy,
+    a collective of torch.distributed, the replay of a CUDA graph) is not seen: then call `forget`.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class Kept(Generic[T]):
         """The value kept, if made in this way of these parameters as they are now; else a new one.
 
         Without parameters, or with those of inference mode, which have no version, it is always new; and so
-        it is where other processes may write to them.
+        it is where other processes or tensors may write to them.
         """
         if not parameters or True in [p.is_inference() for p in parameters]:
             return make()
@@ -67,7 +68,10 @@ class Kept(Generic[T]):
 
 
 def _is_shared(p: Tensor) -> bool:
-    """With other processes; a GPU's tensors all say so of themselves."""
+    """With a larger tensor, of which all parameters may be views; or with other processes, which a GPU's
+    tensors all say of themselves."""
+    if p.untyped_storage().nbytes() > p.nbytes:
+        return True
     return p.device.type == "cpu" and bool(p.is_shared())  # type: ignore[no-untyped-call]
 
 
@@ -82,18 +86,30 @@ class Keeping(nn.Module):
 
     def forget(self) -> None:
         """Drops what is kept of the parameters. Needed only after they were changed behind autograd's back:
-        through `.data`, by a collective of torch.distributed, or by the replay of a CUDA graph."""
+        through `.data` or NumPy, by a collective of torch.distributed, or by the replay of a CUDA graph."""
         for value in vars(self).values():
             if isinstance(value, Kept):
                 value.forget()
 
-    def keeps(self) -> bool:
+    def keeps_or_forgets(self) -> bool:
         """Whether what is made now may be kept. With gradients an update may follow, so it is forgotten."""
         if not self.training and not torch.is_grad_enabled():
             return not torch.compiler.is_compiling() and modes.objection() is None
         if not torch.compiler.is_compiling():
             self.forget()
         return False
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """In evaluation while it lasts, then in the mode that it was in."""
+        was = self.training
+        if was:
+            self.eval()
+        try:
+            yield
+        finally:
+            if was:
+                self.train()
 
     def train(self, mode: bool = True) -> Self:
         self.forget()

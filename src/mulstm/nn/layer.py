@@ -18,10 +18,8 @@ def time_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1)
 
 
-def normalised(W: Tensor, g: Tensor | None) -> Tensor:
+def normalised(W: Tensor, g: Tensor) -> Tensor:
     """The rows of W with the lengths g; a row of zeros stays one instead of becoming NaN."""
-    if g is None:
-        return W
     length = W.square().sum(dim=-1, keepdim=True)
     empty = length == 0
     # The root's slope at zero is infinite, so a zero must not reach it, masked afterwards or not.
@@ -88,7 +86,7 @@ class Layer(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.cell, self.hidden, self.inputs, self.lower = cell, hidden, inputs, lower
+        self.hidden, self.inputs = hidden, inputs
         self.unit = "tanh" if cell in ("rnn", "mrnn", "tensor-rnn") else unit
         self.learn_b_h = learn_b_h
         H, Z = hidden, blocks(self.unit) * hidden
@@ -136,7 +134,9 @@ class Layer(nn.Module):
             W = p.get(name)
             if W is None:
                 return None
-            W_eff = normalised(W, p.get("g" + name[1:]))
+            g = p.get("g" + name[1:])
+            wide = torch.promote_types(torch.promote_types(W.dtype, dtype), torch.float32)
+            W_eff = W if g is None else normalised(W.to(wide), g.to(wide))
             if drop is not None and name in drop:
                 W_eff = W_eff * drop[name]
             return W_eff.to(dtype)
@@ -189,6 +189,8 @@ class Layer(nn.Module):
             if symbols is None:
                 raise ValueError("The tensor RNN needs the symbols: each has a transition matrix of its own.")
             require_plain(backend)
+            if state.h.shape != zx.shape[1:]:
+                raise ValueError(f"state.h has shape {tuple(state.h.shape)}. Give {tuple(zx.shape[1:])}.")
             return tensor_recurrence(symbols, zx, w.W_hh, state, mask)
         assert w.W_zm is not None
         return recurrence(
@@ -262,8 +264,13 @@ def look_up(table: Tables, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | N
 def rows_of(table: Tensor, x: Tensor) -> Tensor:
     """table[x] of symbols x. On a CPU PyTorch adds up its gradient in the table's type: not in bf16 here."""
     if table.dtype == torch.bfloat16 and table.device.type == "cpu" and torch.is_grad_enabled():
-        return nn.functional.embedding(x, table.float()).to(table.dtype)
-    return nn.functional.embedding(x, table)
+        return rows_of(table.float(), x).to(table.dtype)
+    try:
+        return nn.functional.embedding(x, table)
+    except IndexError:
+        raise ValueError(
+            f"A symbol is not among the model's {len(table)}. Give 0 to {len(table) - 1}."
+        ) from None
 
 
 def project(

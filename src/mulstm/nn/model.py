@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from mulstm import recipe as recipes
 from mulstm.data.pairs import Pairs
 from mulstm.errors import RecipeError
 from mulstm.nn import packed
@@ -17,7 +18,7 @@ from mulstm.nn.initial import initialise
 from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Tables, Weights, look_up, make_anew, project, rows_of, tables, time_first
 from mulstm.ops import State, modes
-from mulstm.recipe import CELLS, DropoutRecipe, InitRecipe, ModelRecipe
+from mulstm.recipe import DropoutRecipe, InitRecipe, ModelRecipe
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,7 +69,9 @@ class LanguageModel(Keeping):
     ) -> None:
         """Starts from `init`; None leaves zeros, for weights that are loaded or drawn later."""
         super().__init__()
-        _check(recipe, alphabet_size)
+        recipes.from_dict({"model": asdict(recipe)}, source="the model")  # told of now, not by who loads it
+        if alphabet_size < 1:
+            raise RecipeError(f"An alphabet of {alphabet_size} symbols is none. Give at least 1.")
         self.recipe, self.alphabet_size = recipe, alphabet_size
         self.backend, self.precision = "auto", "fp32"
         self._kept: Kept[Prepared] = Kept()
@@ -107,12 +110,16 @@ class LanguageModel(Keeping):
             padded, states = self._run_packed(x, state, masks, weights)
             return time_first(packed.logits(self, padded, masks or Masks(), weights)), states
         hs, states = self._run(x, state, masks, first)
-        h = torch.cat(hs, dim=-1) if self.recipe.skip else hs[-1]  # (T, B, H)
-        if masks is not None and masks.output is not None:
-            h = h * masks.output.to(h.dtype)
+        return time_first(self.output(hs, None if masks is None else masks.output)), states
+
+    def output(self, hs: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+        """Logits from h of every layer, (..., B, H) each: never less than float32."""
+        h = torch.cat(list(hs), dim=-1) if self.recipe.skip else hs[-1]
+        if mask is not None:
+            h = h * mask.to(h.dtype)
         wide = torch.promote_types(h.dtype, torch.float32)
         b_out = None if self.b_out is None else self.b_out.to(wide)
-        return time_first(nn.functional.linear(h.to(wide), self.W_out.to(wide), b_out)), states
+        return nn.functional.linear(h.to(wide), self.W_out.to(wide), b_out)
 
     @_precise
     def loss(
@@ -125,7 +132,7 @@ class LanguageModel(Keeping):
         pairs: Pairs[Tensor] | None = None,  # of x, where the fused kernels are to use them
     ) -> tuple[Tensor, tuple[State, ...]]:
         """The mean nats of a symbol and the state after the chunk: on a GPU by fused kernels."""
-        _require_alike("y", y, x)
+        y = _targets(y, x)
         if packed.serves(self, first) and torch.is_grad_enabled():
             hs, states = self._run_packed(x, state, masks, None, pairs)
             return packed.loss(self, hs, time_first(y), masks or Masks()), states
@@ -143,7 +150,7 @@ class LanguageModel(Keeping):
         state: tuple[State, ...] | None = None,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """The nats of each symbol, (B, T), and the state after the chunk; without gradients."""
-        _require_alike("y", y, x)
+        y = _targets(y, x)
         with torch.no_grad():
             if packed.serves(self):
                 weights = self._packed(None)
@@ -242,7 +249,7 @@ class LanguageModel(Keeping):
 
     def _prepared(self, masks: Masks, symbols: int, dtype: torch.dtype) -> Prepared:
         """Weights as they act. In evaluation they are kept until a parameter changes."""
-        if not self.keeps() or masks.weights:
+        if not self.keeps_or_forgets() or masks.weights:
             return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
         return self._kept.get(parameters_of(self), dtype, self._prepare_to_keep)
 
@@ -337,8 +344,9 @@ class LanguageModel(Keeping):
         """The same function with weight norm and, unless told otherwise, the embedding multiplied away."""
         kept = 0 if embedding else self.recipe.embedding
         recipe = replace(self.recipe, embedding=kept, weight_norm=False)
+        wide = torch.promote_types(self.W_out.dtype, torch.float32)  # products of narrower weights need room
         with torch.device(self.W_out.device):
-            model = LanguageModel(recipe, self.alphabet_size, init=None).to(self.W_out.dtype)
+            model = LanguageModel(recipe, self.alphabet_size, init=None).to(wide)
         make_anew(self)
         model.backend, model.precision = self.backend, self.precision
         model.W_out.copy_(self.W_out)
@@ -347,12 +355,12 @@ class LanguageModel(Keeping):
         if model.b_out is not None and self.b_out is not None:
             model.b_out.copy_(self.b_out)
         for k, (mine, its) in enumerate(zip(self.stack, model.stack, strict=True)):
-            w = mine.weights(self.W_out.dtype)
+            w = mine.weights(wide)
             for name in its.matrices:
                 W = getattr(w, name)
                 from_symbols = name in ("W_zx", "W_mx") and (k == 0 or self.recipe.skip)
                 if from_symbols and self.embedding is not None and embedding:
-                    W = W @ self.embedding.T
+                    W = W @ self.embedding.T.to(wide)
                 its.get_parameter(name).copy_(W)
             for name in ("b_z", "alpha", "beta_1", "beta_2"):
                 vector = mine.parameter(name)
@@ -370,15 +378,9 @@ def _require_alike(name: str, y: Tensor, x: Tensor) -> None:
         raise ValueError(f"{name} is {tuple(y.shape)} and x {tuple(x.shape)}. Give one for each symbol.")
 
 
-def _check(recipe: ModelRecipe, alphabet_size: int) -> None:
-    if recipe.cell not in CELLS:
-        raise RecipeError(f"There is no cell {recipe.cell!r}. Choose one of: {', '.join(CELLS)}.")
-    if recipe.unit not in ("standard", "initial", "initial-text"):
-        raise RecipeError(f"There is no unit {recipe.unit!r}. Choose standard, initial or initial-text.")
-    for name, value in (("hidden", recipe.hidden), ("layers", recipe.layers), ("alphabet", alphabet_size)):
-        if value < 1:
-            raise RecipeError(f"The model's {name} is {value}. Give at least 1.")
-    if recipe.embedding < 0:
-        raise RecipeError(
-            f"The model's embedding is {recipe.embedding}. Give a size, or 0 for one-hot input."
-        )
+def _targets(y: Tensor, x: Tensor) -> Tensor:
+    """y as whole numbers that can be negative: bytes cannot."""
+    _require_alike("y", y, x)
+    if y.is_floating_point():
+        raise ValueError(f"y is {y.dtype}. Give symbols, or -1 where nothing follows.")
+    return y.long()

@@ -46,6 +46,7 @@ def recurrence(
     backend: str = "auto",
 ) -> tuple[Tensor, State]:
     """All h of a chunk, (T, B, H), and the state after it."""
+    state = State(*state)
     _check(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
     name = chosen(zx, mask, backend)
     h, c_T = _module(name).recurrence(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -76,28 +77,38 @@ class Split:
         return self(x).add_(add)
 
 
+@dataclass
+class _Forms:
+    """Of a matrix that does not change: made when they are first asked for."""
+
+    one: Product | None = None  # for one lane
+    several: Product | None = None
+    vectors: Any = None  # the CPU's
+
+
 def product(W: Tensor, lanes: int, uses: int) -> Product:
     """The fastest product with W for so many lanes and uses."""
     if W.device.type != "cpu" or W.dtype == torch.float64:
         return Plain(W)
-    kept: dict[bool, Product] | None = getattr(W, _KEPT, None)
+    kept: _Forms | None = getattr(W, _KEPT, None)
     if kept is None:
         return _choose(W, lanes, uses)
-    if (lanes == 1) not in kept:
-        kept[lanes == 1] = _choose(W, lanes, PACK_FROM)
-    return kept[lanes == 1]
+    if lanes == 1:
+        kept.one = kept.one or _choose(W, lanes, PACK_FROM)
+        return kept.one
+    kept.several = kept.several or _choose(W, lanes, PACK_FROM)
+    return kept.several
 
 
 def step_product(W: Tensor, lanes: int, uses: int) -> Step:
     """The same where the result may be float32 whatever the operands are, as the CPU's vectors make it."""
-    kept: dict[Any, Any] | None = getattr(W, _KEPT, None)
+    kept: _Forms | None = getattr(W, _KEPT, None)
     vectors = native.products()
     if lanes == 1 or (kept is None and uses < PACK_FROM) or not vectors.VectorProduct.fits(W):
         return product(W, lanes, uses)
-    kept = {} if kept is None else kept
-    if _KEPT not in kept:
-        kept[_KEPT] = vectors.VectorProduct(W)
-    step: Step = vectors.StepProduct(kept[_KEPT], lanes)
+    kept = kept or _Forms()
+    kept.vectors = kept.vectors or vectors.VectorProduct(W)
+    step: Step = vectors.StepProduct(kept.vectors, lanes)
     return step
 
 
@@ -140,7 +151,7 @@ def _native_gradients(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
 def keep(W: Tensor) -> Tensor:
     """W under a new name; the caller promises that it does not change, and its packed form stays with it."""
     W = W.detach()
-    setattr(W, _KEPT, {})
+    setattr(W, _KEPT, _Forms())
     return W
 
 

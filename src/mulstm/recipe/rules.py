@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from mulstm.recipe.schema import CELLS, KEYS, Recipe
+from mulstm.recipe.schema import CELLS, KEYS, UNITS, Recipe
 
 # What values may be: the keys, a test, and the words that follow "must be".
 Rule = tuple[str, Callable[[Any], bool], str]
@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
     _choice("table", "", "hutter", "text8", "wikitext2", "ptb"),
     _choice("kind", "", "faithful", "fast"),
     _choice("model.cell", *CELLS),
-    _choice("model.unit", "standard", "initial", "initial-text"),
+    _choice("model.unit", *UNITS),
     _choice("init.recurrent", "orthogonal", "orthogonal-blocks", "gaussian"),
     _choice("init.input init.lower init.output", "orthogonal", "gaussian"),
     _choice("data.alphabet", "bytes", "corpus", "protein", "padded-bytes"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, get_type_hints
 
 CELLS = ("rnn", "tensor-rnn", "mrnn", "lstm", "milstm", "mlstm")
+UNITS = ("standard", "initial", "initial-text")  # of the LSTM-type cells
 
 
 @dataclass(frozen=True)

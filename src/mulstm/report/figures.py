@@ -183,7 +183,7 @@ def _times(records: Sequence[Record]) -> dict[str, Any]:
     lines = []
     names = {
         "mlstm-emb-wn-vd-large": "46M",
-        "mlstm-emb-wn-vd-large-ten": "46M, short run",
+        "mlstm-emb-wn-vd-large-ten": "46M (short run)",
         "mlstm-emb-wn-vd": "22M",
     }
     for row, name in names.items():

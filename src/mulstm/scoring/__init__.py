@@ -148,7 +148,7 @@ def _unordered(
 ) -> Iterator[tuple[int, Score]]:
     if following < 0:
         raise DataError(f"The {following} likeliest symbols cannot be told. Give 0 or more.")
-    model, convention = loaded.model.eval(), loaded.convention
+    model, convention = loaded.model, loaded.convention
     reading: dict[int, _Open] = {}
     targets: dict[int, Symbols] = {}
     never = impossible(model)
