@@ -47,7 +47,7 @@ class Checkpoint:
     @property
     def convention(self) -> Convention:
         """How its texts are written; a convention of a later version is an error."""
-        return Convention.of(self.alphabet, self.source)
+        return Convention.of(self.alphabet, self.source, opens=bool(self.recipe.data.records))
 
     def require_head(self) -> None:
         """Complains about a model that can represent texts, but not predict them."""

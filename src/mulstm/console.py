@@ -43,6 +43,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def in_line(text: str) -> str:
+    """A name as one field of a row: what would end the line or the field is told by its sign."""
+    signs = {"\t": "\N{SYMBOL FOR HORIZONTAL TABULATION}", "\n": "\N{SYMBOL FOR LINE FEED}"}
+    return printable("".join(signs.get(c, c) for c in text))
+
+
 def shown(text: str) -> str:
     """The text as stdout gets it: unchanged in a file or a pipe, printable on a terminal."""
     return printable(text) if sys.stdout.isatty() else text

@@ -22,8 +22,10 @@ RESIDUES = b"-MRHKDESTNQCUGPAVIFYWLOX"
 
 # Stored by name in a checkpoint's source; the empty name is what we train ourselves.
 CONVENTIONS = ("", "protein", "openai-review", "nvidia-review")
-_TAG = re.compile(r"<[^<>]*>")
+_TAG = re.compile(r"<.*?>")
 _SPACE = re.compile(r"\s+")
+# What ASCII has for signs that Unicode does not decompose.
+_SIGNS = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "•": "*"})
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,10 @@ class Convention:
 
     alphabet: Alphabet
     name: str = ""
+    opens: bool = False  # trained on records, so that it has read none without what stands before it
 
     @classmethod
-    def of(cls, alphabet: Alphabet, source: Mapping[str, Any]) -> Convention:
+    def of(cls, alphabet: Alphabet, source: Mapping[str, Any], opens: bool = False) -> Convention:
         """What a checkpoint's metadata says; a convention of a later version is an error."""
         name = str(source.get("convention", ""))
         if name not in CONVENTIONS:
@@ -42,7 +45,7 @@ class Convention:
                 f'The model follows the convention "{name}", which this version does not know. '
                 "Install a newer mulstm."
             )
-        return cls(alphabet, name)
+        return cls(alphabet, name, opens or bool(name))
 
     def cleaned(self, text: bytes) -> bytes:
         """The text as the model's training data had it, without what stands before and after."""
@@ -79,7 +82,7 @@ class Convention:
     @property
     def around(self) -> tuple[int, int]:
         """How many symbols of `read` stand before and after the record's own."""
-        if not self.name:
+        if not (self.name or self.opens):
             return 0, 0
         return self.start.size, self.stop.size if self.name == "openai-review" else 0
 
@@ -87,7 +90,7 @@ class Convention:
         """What a representation is made of.
 
         A protein comes after its start symbol, a review with its opening (and, for OpenAI's model, its
-        closing space), and what we train ourselves stands alone.
+        closing space), a record after the line's end for a model of records; any other text stands alone.
         """
         before, after = self.around
         body = self.body(text, record)
@@ -172,6 +175,7 @@ def _text(raw: bytes, change: Any) -> bytes:
 
 
 def _nvidia(text: str) -> str:
-    """In the order of the original: tags out, ASCII only, entities resolved, one space at a time."""
-    ascii_only = unicodedata.normalize("NFKD", _TAG.sub("", text)).encode("ascii", errors="ignore").decode()
+    """In the order of the original: a space for a tag, ASCII only, entities resolved, one space at a time."""
+    plain = unicodedata.normalize("NFKD", _TAG.sub(" ", text).translate(_SIGNS))
+    ascii_only = plain.encode("ascii", errors="ignore").decode()
     return _SPACE.sub(" ", html.unescape(ascii_only)).strip()

@@ -30,7 +30,7 @@ LEGIBLE = 120  # symbols that fit under a figure's axis
 
 @dataclass(frozen=True)
 class Trace:
-    """What units did over a record's own symbols."""
+    """What units did over a record's own symbols, and over what ends it where its representation has that."""
 
     id: str
     text: bytes
@@ -41,7 +41,7 @@ class Trace:
 
 @torch.inference_mode()
 def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h") -> Trace:
-    """The units' h or c of the last layer after each of the record's own symbols.
+    """The units' h or c of the last layer after each of the record's own symbols; the last is `embed`'s.
 
     One symbol at a time, because c is known only where a chunk ends; nothing but the numbers is kept.
     """
@@ -53,7 +53,7 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
         raise MulstmError(f"The cell {model.recipe.cell} has no c. Trace h.")
     convention = loaded.convention
     symbols = convention.read(record.text, record.id)
-    before, after = convention.around
+    before, _ = convention.around
     x = torch.from_numpy(symbols).to(model.W_out.device).unsqueeze(0)
     chosen = list(units)
     values = np.empty((symbols.size, len(chosen)))
@@ -62,8 +62,7 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
         for t in range(symbols.size):
             _, state = model.hidden(x[:, t : t + 1], state)
             values[t] = getattr(state[-1], of)[0, chosen].double().cpu().numpy()
-    own = slice(before, symbols.size - after)
-    return Trace(record.id, loaded.alphabet.decode(symbols[own]), tuple(units), of, values[own])
+    return Trace(record.id, loaded.alphabet.decode(symbols[before:]), tuple(units), of, values[before:])
 
 
 class Clamped(Predictor):

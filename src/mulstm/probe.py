@@ -26,7 +26,7 @@ class UnitFound:
     unit: int
     label: str  # which label it speaks for, where there are more than two
     weight: float
-    separation: float  # area under the ROC curve, 0.5 ... 1; its sign is the weight's
+    separation: float  # area under the ROC curve of all records, 0.5 ... 1, whichever way it points
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def find(
 ) -> Probe:
     """Fits on four fifths of the records, measures on the rest; `of` is which representation to read.
 
-    Reviews' models were made to be read from c at the end; others are read from the mean of h.
+    Reviews' models were made to be read from c at the end; others are read from the mean of h. Equal texts
+    are held out together, or the classifier would know them.
     """
     linear, selection, metrics = _sklearn()
     labels = sorted({record.label for record in records})
@@ -58,23 +59,28 @@ def find(
     if of not in REPRESENTATIONS:
         raise DataError(f'There is no representation "{of}". Choose one of: {", ".join(REPRESENTATIONS)}.')
     y = np.array([labels.index(record.label) for record in records])
-    rarest = int(np.bincount(y).min())
-    if rarest < 5:
+    clean = loaded.convention.cleaned
+    _, texts = np.unique(
+        np.array([clean(record.text) for record in records], dtype=object), return_inverse=True
+    )
+    distinct = [len(set(texts[y == k])) for k in range(len(labels))]
+    if min(distinct) < 5:
+        rarest = labels[distinct.index(min(distinct))]
         raise DataError(
-            f'Too few records ({rarest}) carry the label "{labels[int(np.bincount(y).argmin())]}". '
+            f'Too few different records ({min(distinct)}) carry the label "{rarest}". '
             "Give at least five of each."
         )
     X = getattr(embed(loaded, [record.text for record in records]), of)
     if not X.shape[1]:
         raise DataError(f"The cell {loaded.model.recipe.cell} has no c. Read h_mean or h_final (--of).")
-    learn, test = selection.train_test_split(np.arange(len(y)), test_size=0.2, random_state=seed, stratify=y)
+    fifths = selection.StratifiedGroupKFold(5, shuffle=True, random_state=seed)
+    learn, test = next(fifths.split(X, y, texts))
     X = (X - X[learn].mean(axis=0)) / (X[learn].std(axis=0) + 1e-6)
-    folds = selection.StratifiedKFold(
-        min(5, int(np.bincount(y[learn]).min())), shuffle=True, random_state=seed
-    )
+    parts = max(2, min(5, *(len(set(texts[learn][y[learn] == k])) for k in range(len(labels)))))
+    folds = selection.StratifiedGroupKFold(parts, shuffle=True, random_state=seed)
     tried = {C: _classifier(linear, C, seed, len(labels)) for C in STRENGTHS}
     mean_accuracy = {
-        C: float(selection.cross_val_score(model, X[learn], y[learn], cv=folds).mean())
+        C: float(selection.cross_val_score(model, X[learn], y[learn], groups=texts[learn], cv=folds).mean())
         for C, model in tried.items()
     }
     # Of the equally good the sparsest.

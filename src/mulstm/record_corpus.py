@@ -26,7 +26,7 @@ from mulstm.files import replacing
 from mulstm.recipe import DataRecipe
 
 Numbers = NDArray[np.int64]
-READING = "2"  # raised when the same file would be read otherwise than by the version before
+READING = "3"  # raised when the same file would be read otherwise than by the version before
 
 
 class RecordChunk(NamedTuple):

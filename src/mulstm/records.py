@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,12 +23,16 @@ from mulstm.errors import DataError
 KINDS = ("fasta", "lines", "jsonl", "csv", "whole")
 _SUFFIXES = {
     **dict.fromkeys((".fasta", ".fa", ".faa", ".fas", ".fsa"), "fasta"),
-    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     **dict.fromkeys((".csv", ".tsv"), "csv"),
 }
 _COMPRESSED = (".gz", ".bz2", ".xz")
+_PACKED = re.compile(
+    rb"(?P<gz>\x1f\x8b)|(?P<bz2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\x00)"
+)  # how such files begin
 _NOT_READ = (".zip", ".zst", ".7z", ".rar", ".tar", ".tgz")
 _TEXT_FIELDS = ("sequence", "text")
+_NO_OBJECT = "Give one object a line, or --as whole for one text (train: --set data.records=)."
 LONGEST = 1 << 30  # bytes of a record, which has to fit in memory
 
 
@@ -70,7 +75,7 @@ def read(
 ) -> Iterator[Record]:
     """The records of a file in its order, never more than one in memory; "-" is the standard input.
 
-    column names the field of JSONL or CSV that holds the text ("sequence" or "text" when not given).
+    column names the field of JSONL or CSV that holds the text; when not given, "sequence" or "text".
     """
     kind = kind or kind_of(path)
     if kind not in KINDS:
@@ -84,6 +89,8 @@ def read(
         )
     with _opened(path) as file:
         try:
+            if kind != "whole":
+                _require_text(file, path)
             if kind == "fasta":
                 yield from _fasta(file, path)
             elif kind == "lines":
@@ -115,6 +122,17 @@ def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
             f"{path} cannot be opened ({error.strerror}). "
             "Give a file of records, or - for the standard input."
         ) from error
+
+
+def _require_text(file: IO[bytes], path: str) -> None:
+    """Refuses what is packed though nothing says so, or written in UTF-16: it would be read as it stands."""
+    head: bytes = file.peek(10) if hasattr(file, "peek") else b""
+    if packed := _PACKED.match(head):
+        ending = packed.lastgroup
+        help = "Unpack it into the pipe" if path == "-" else f"Give it the ending .{ending}, or unpack it"
+        raise DataError(f"{path} is packed ({ending}), and does not say so. {help}.")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(f"{path} is written in UTF-16. Save it as UTF-8.")
 
 
 def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:
@@ -204,17 +222,18 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: not JSON ({error}). Give one object a line.") from error
+            raise DataError(f"{where}: not JSON ({error}). {_NO_OBJECT}") from error
         if not isinstance(value, dict):
-            raise DataError(f"{where}: a {type(value).__name__}, not an object. Give one object a line.")
+            raise DataError(f"{where}: a {type(value).__name__}, not an object. {_NO_OBJECT}")
         fields = _fields(list(value), column, id_column, label_column, where)
-        text = value[fields[0]]
+        column = fields[0]  # as in the first line
+        text = value[column]
         if not isinstance(text, str):
             raise DataError(f'{where}: "{fields[0]}" is {type(text).__name__}, not text. Mend the line.')
         name = value[fields[1]] if fields[1] else None
         label = value[fields[2]] if fields[2] else ""
-        if label is None:
-            raise DataError(f'{where}: "{fields[2]}" is null, no label. Mend the line, or take it out.')
+        if label_column and (label is None or not str(label).strip()):
+            raise DataError(f'{where}: "{label_column}" is empty, no label. Mend the line, or take it out.')
         name = str(number) if name is None else _sound(str(name))
         yield Record(name, text.encode("utf-8", errors="surrogatepass"), _sound(str(label)))
 
@@ -225,8 +244,6 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
         read = _Lines(text, path)
         lines = iter(read)
         first = next(lines, "")
-        if first.startswith(("\udcff\udcfe", "\udcfe\udcff")):
-            raise DataError(f"{path} is written in UTF-16. Save it as UTF-8.")
         # Where a comma separates decimals, programs separate columns by a semicolon.
         signs = "\t" if ".tsv" in Path(path.lower()).suffixes else ",;\t"
         delimiter = _delimiter(first, signs, column)
@@ -248,6 +265,10 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
                         f"{path}, row {number}: {len(header)} fields in the header, {len(row)} here. Mend it."
                     )
                 body, name, label = (row[place] if place >= 0 else "" for place in places)
+                if label_column and not label.strip():
+                    raise DataError(
+                        f'{path}, row {number}: "{label_column}" is empty, no label. Mend it, or take it out.'
+                    )
                 text_bytes = body.encode("utf-8", errors="surrogateescape")
                 yield Record(_sound(name) or str(number), text_bytes, _sound(label))
         except csv.Error as error:
@@ -271,6 +292,11 @@ def _delimiter(first: str, signs: str, column: str) -> str:
 
 def _fields(known: list[str], column: str, id_column: str, label_column: str, where: str) -> list[str]:
     """The names of the text's field, of the name's ("" when there is none) and of the label's."""
+    if not column and set(_TEXT_FIELDS) <= set(known):
+        raise DataError(
+            f"{where}: both sequence and text could be the column that is meant. "
+            "Name one with --column (train: --set data.column=NAME)."
+        )
     chosen = column or next((field for field in _TEXT_FIELDS if field in known), "")
     asked = [chosen, id_column or ("id" if "id" in known else ""), label_column]
     if not chosen:

@@ -212,3 +212,7 @@ def test_results_command_no_terminal_and_are_whole_in_a_file(
     console.result("a\x1b[2J\nb\r")
     console.table(["d"], [["\x1be"]])
     assert stream.getvalue() == "a\ufffd[2J\nb\ufffd\nd\n--\n\ufffde\n"
+
+
+def test_a_name_in_a_row_is_one_field() -> None:
+    assert console.in_line("x\ty\nz\x1b[31m") == "x␉y␊z\N{REPLACEMENT CHARACTER}[31m"

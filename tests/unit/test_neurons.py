@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import foreign
+import mulstm
 from mulstm import interop, neurons, probe
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
@@ -160,12 +161,34 @@ def test_units_that_know_a_label_are_found() -> None:
     assert len(probe.find(loaded, three).labels) == 3
     with pytest.raises(DataError, match="at least two different"):
         probe.find(loaded, [r._replace(label="x") for r in records])
-    with pytest.raises(DataError, match='Too few records \\(1\\) carry the label "rare"'):
+    with pytest.raises(DataError, match='Too few different records \\(1\\) carry the label "rare"'):
         probe.find(loaded, [records[0]._replace(label="rare"), *records])
     with pytest.raises(DataError, match="no representation"):
         probe.find(loaded, records, of="h")
     with pytest.raises(DataError, match=r"The cell rnn has no c\. Read h_mean"):
         probe.find(byte_model(cell="rnn"), records, of="c_final")
+
+
+def test_a_text_is_never_both_learnt_and_held_out() -> None:
+    pytest.importorskip("sklearn")
+    loaded, rng = byte_model(hidden=64), np.random.default_rng(0)
+    texts = [bytes(rng.choice(list(b"abcdefgh "), 30).astype(np.uint8)) for _ in range(60)]
+    # Labels that mean nothing: known again, each text would give its own away.
+    records = [Record(str(k), text, "ab"[k % 2]) for k, text in enumerate(texts)] * 10
+    assert probe.find(loaded, records).accuracy < 0.8
+    with pytest.raises(DataError, match=r'Too few different records \(1\) carry the label "rare"'):
+        probe.find(loaded, [*records, *[Record("r", b"the same", "rare")] * 9])
+
+
+@pytest.mark.parametrize("name", ["", "openai-review", "nvidia-review"])
+def test_a_trace_ends_where_a_representation_is_read(name: str) -> None:
+    loaded = byte_model()
+    loaded = Checkpoint(loaded.model, loaded.alphabet, Recipe(), {"source": {"convention": name}})
+    found = neurons.trace(loaded, Record("r", b"good film"), [1, 2], "c")
+    np.testing.assert_allclose(
+        found.values[-1], mulstm.embed(loaded, "good film").c_final[0, [1, 2]], atol=1e-6
+    )
+    assert found.text == (b"good film " if name == "openai-review" else b"good film")
 
 
 def test_with_no_unit_held_nothing_differs_whatever_the_weights_are_stored_in() -> None:

@@ -116,10 +116,23 @@ def test_compressed_files(suffix: str, pack: object, tmp_path: Path) -> None:
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
-        buffer = io.BytesIO(b">a\nMK\n")
+        buffer = io.BufferedReader(io.BytesIO(b">a\nMK\n"))
 
     monkeypatch.setattr("sys.stdin", Stdin)
     assert list(read("-", kind="fasta")) == [Record("a", b"MK")]
+    Stdin.buffer = io.BufferedReader(io.BytesIO(gzip.compress(b"a\n")))
+    with pytest.raises(DataError, match=r"- is packed \(gz\), and does not say so. Unpack it into the pipe"):
+        list(read("-"))
+
+
+def test_a_text_that_begins_like_a_packed_file(tmp_path: Path) -> None:
+    assert list(read(write(tmp_path / "t.txt", "BZh\n"))) == [Record("1", b"BZh")]
+    assert list(read(write(tmp_path / "t.bin", b"\x1f\x8b"), kind="whole")) == [Record("t.bin", b"\x1f\x8b")]
+
+
+def test_json_is_an_object_a_line(tmp_path: Path) -> None:
+    assert list(read(write(tmp_path / "t.json", '{"text": "a"}\n'))) == [Record("1", b"a")]
+    assert kind_of("reviews.json.gz") == "jsonl"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +145,11 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.jsonl", "[" * 99_999, {}, "line 1: not JSON"),
         ("t.jsonl", "[1]\n", {}, "line 1: a list, not an object"),
         ("t.jsonl", '{"text": 3}\n', {}, '"text" is int, not text'),
-        ("t.jsonl", '{"text": "a", "y": null}\n', {"label_column": "y"}, '"y" is null, no label'),
+        ("t.jsonl", '{"text": "a", "y": null}\n', {"label_column": "y"}, 'line 1: "y" is empty, no label'),
+        ("t.csv", "text,y\na,1\nb,\n", {"label_column": "y"}, 'row 2: "y" is empty, no label'),
+        ("t.csv", "text,sequence\na,1\n", {}, "both sequence and text could be the column"),
+        ("t.jsonl", '{"text": "a"}\n{"sequence": "b"}\n', {}, 'line 2: there is no column "text"'),
+        ("t.json", '[\n{"text": "a"}]\n', {}, "--as whole for one text (train: --set data.records=)"),
         ("t.csv", "", {}, "is empty"),
         ("t.csv", "a,b\n1,2\n", {}, "none of the columns a, b"),
         ("t.csv", "a,b\n1,2\n", {}, "with --column (train: --set data.column=NAME)"),
@@ -145,6 +162,11 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t.csv", "text,b\n1,2\n".encode("utf-16"), {}, "is written in UTF-16. Save it as UTF-8"),
         ("t.txt", "a\n", {"column": "c"}, "read as lines, which has no columns"),
         ("t.txt", "a\n", {"label_column": "y"}, "read as lines, which has no columns. Give CSV or JSONL"),
+        ("t.txt", "good\n".encode("utf-16"), {}, "is written in UTF-16. Save it as UTF-8"),
+        ("t.jsonl", "{}".encode("utf-16"), {}, "is written in UTF-16. Save it as UTF-8"),
+        ("t.txt", gzip.compress(b"a\n"), {}, "is packed (gz), and does not say so. Give it the ending .gz"),
+        ("t.csv", bz2.compress(b"text\n"), {}, "is packed (bz2)"),
+        ("t.txt", lzma.compress(b"a\n"), {}, "is packed (xz)"),
         ("t.zip", "PK", {}, "t.zip is packed"),
         ("t.tar.gz", "", {}, "t.tar.gz is packed"),
         ("t.txt", "a\n", {"kind": "xml"}, 'no kind of input "xml"'),

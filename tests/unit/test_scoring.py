@@ -16,7 +16,7 @@ from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, DataError, MulstmError
 from mulstm.interop import openai, tape, unirep
 from mulstm.nn.model import LanguageModel
-from mulstm.recipe import ModelRecipe, Recipe
+from mulstm.recipe import DataRecipe, ModelRecipe, Recipe
 from mulstm.records import Record
 from mulstm.scoring import Score, score, scores, total, words
 
@@ -201,3 +201,13 @@ def test_what_reads_a_model_leaves_its_mode_as_it_was() -> None:
         score(loaded, "abc")
         mulstm.embed(loaded, "abc")
         assert loaded.model.training is training
+
+
+def test_a_model_of_records_is_in_the_same_state_for_its_score_and_its_vector() -> None:
+    plain = byte_model()
+    records = Recipe(data=DataRecipe(records="lines"))
+    loaded = Checkpoint(plain.model, plain.alphabet, records, {})
+    h = torch.from_numpy(mulstm.embed(loaded, "abc def").h_final)
+    with torch.no_grad():
+        following = torch.softmax(plain.model.output([h]), dim=-1).max().item()
+    assert score(loaded, "abc def", following=1)[0].following[0][1] == pytest.approx(following, rel=1e-5)

@@ -100,8 +100,8 @@ def opened(model: Checkpoint, prompt: str) -> bytes:
     """
     given = prompt.encode(errors="surrogateescape")  # the bytes that were given, UTF-8 or not
     model.convention.encoded(given, "The prompt")
-    is_record = model.convention.name or model.recipe.data.records
-    return model.alphabet.decode(model.convention.start) + given if is_record else given
+    convention = model.convention
+    return model.alphabet.decode(convention.start) + given if convention.opens else given
 
 
 def is_protein(model: Checkpoint) -> bool:

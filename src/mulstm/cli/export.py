@@ -22,7 +22,7 @@ def command(
     out: Annotated[Path, typer.Argument(help="The file or folder to write.")],
     force: Force = False,
 ) -> None:
-    """Write a model for other software: what was imported comes out as it went in.
+    """Write a model for other software, as a file of the same function.
 
     onnx is the single step with its state in and out; hub is a folder for the Hugging Face hub.
     """

@@ -46,13 +46,13 @@ def trace(
     require_room(figure, force, read=(source, model), endings=tuple(neurons.UNDATED))
     require_room(page, force, read=(source, model), endings=(".html",))
     loaded = checkpoint.load(model, parallel.pick(device))
-    records = read(source, kind, column, id_column, upper)
-    found = [neurons.trace(loaded, record, unit, of) for record in records]
-    if not found:
-        raise DataError("The input holds no record. Check the file and --as.")
-    if not as_json:
-        console.result("\t".join(["id", "position", "symbol", *(f"{of}[{u}]" for u in unit)]))
-    for one in found:
+    found: list[neurons.Trace] = []  # the first, or all where a page is to show them
+    for record in read(source, kind, column, id_column, upper):
+        one = neurons.trace(loaded, record, unit, of)
+        if not found and not as_json:
+            console.result("\t".join(["id", "position", "symbol", *(f"{of}[{u}]" for u in unit)]))
+        if not found or page is not None:
+            found.append(one)
         if as_json:
             values = {str(u): one.values[:, k].tolist() for k, u in enumerate(one.units)}
             console.result_json({"id": one.id, "of": of, "units": values}, indent=None)
@@ -60,7 +60,11 @@ def trace(
         symbols = loaded.alphabet.encode(one.text).tolist()
         for t, (symbol, row) in enumerate(zip(symbols, one.values, strict=True), 1):
             name = repr(symbol_name(loaded.convention, symbol))
-            console.result("\t".join([one.id, str(t), name, *(f"{value:.6f}" for value in row)]))
+            console.result(
+                "\t".join([console.in_line(one.id), str(t), name, *(f"{value:.6f}" for value in row)])
+            )
+    if not found:
+        raise DataError("The input holds no record. Check the file and --as.")
     if figure is not None:
         neurons.draw(found[0], figure)
         console.note(f"wrote {figure}")

@@ -116,7 +116,9 @@ def _tell(score: Score, words: bool) -> None:
     from mulstm import console
     from mulstm.scoring import words as split
 
-    console.result(f"{score.symbols:>9,} {score.nats:>12.4f} {score.bits_per_symbol:>11.4f}  {score.id}")
+    console.result(
+        f"{score.symbols:>9,} {score.nats:>12.4f} {score.bits_per_symbol:>11.4f}  {console.in_line(score.id)}"
+    )
     for name, probability in score.following:
         console.result(f"{'':>9} {probability:>12.6f} {'next':>11}  {name!r}")
     if words:

