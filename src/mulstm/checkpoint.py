@@ -176,7 +176,7 @@ def find(path: str | os.PathLike[str]) -> Path:
     """
     given = Path(path)
     if given.is_dir():
-        found = _model_in(given) or next(filter(None, map(_model_in, runs.all_below(given))), None)
+        found = _model_in(given) or _newest_below(given)
         if found is None and runs.is_run(given):
             raise CheckpointError(
                 f"The run in {given} has kept no model: it has just begun, or ended before its first. "
@@ -197,6 +197,19 @@ def find(path: str | os.PathLike[str]) -> Path:
         f"There is no checkpoint at {given}. "
         f"Give a .safetensors file, the folder of a run, or a model by name: {names}."
     )
+
+
+def _newest_below(folder: Path) -> Path | None:
+    """The model of the newest run that has one; an older run must not stand for one that has just begun."""
+    for run in runs.all_below(folder):
+        if found := _model_in(run):
+            return found
+        if runs.is_held(run):
+            raise CheckpointError(
+                f"The newest run in {folder}, {run.name}, has just begun and kept no model yet. "
+                "Wait for it, or give the folder of another."
+            )
+    return None
 
 
 def _model_in(folder: Path) -> Path | None:

@@ -73,6 +73,12 @@ def moving(model: LanguageModel) -> LanguageModel:
     return model.folded(embedding=False).eval()
 
 
+def batches_of(split: Split, lanes: int, segment: int, batches: int) -> tuple[Lanes, int]:
+    """What statistics are gathered from, and how many batches of it: a short text has fewer of both."""
+    chunks = Lanes(split, min(lanes, max(1, split.symbols_count // segment)), segment, trim=True)
+    return chunks, min(batches, len(chunks))
+
+
 @torch.inference_mode(False)
 @torch.enable_grad()
 def gather_statistics(
@@ -99,8 +105,7 @@ def gather_statistics(
             f"A segment of {segment:,} symbols is longer than the {split.name} part of {split.corpus}, which "
             f"has {split.symbols_count:,}. Give a shorter --segment."
         )
-    chunks = Lanes(split, min(lanes, max(1, split.symbols_count // segment)), segment, trim=True)
-    count = min(batches, len(chunks))
+    chunks, count = batches_of(split, lanes, segment, batches)
     state: tuple[State, ...] | None = None
     for k in range(count):
         chunk = chunks.chunk_at(k)

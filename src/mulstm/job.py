@@ -246,15 +246,15 @@ def hardware(device: torch.device) -> str:
     return f"{machine.processor()}, {machine.cores()} cores"
 
 
-def board(folder: Path) -> Any:
-    """A TensorBoard writer into the run's folder."""
+def require_board() -> Any:
+    """What makes TensorBoard's writers, or ExtraError where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ExtraError(
             'TensorBoard is not installed. Run pip install "mulstm[tensorboard]", or go without.'
         ) from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter
 
 
 def _update(

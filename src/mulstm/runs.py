@@ -107,6 +107,20 @@ def _locked(path: Path) -> IO[str] | None:
     return lock
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process is at work in it, as far as can be told."""
+    if sys.platform == "win32":
+        return False
+    try:
+        with (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _require_own(folder: Path) -> None:
     """A run from elsewhere may hold links, and what is written through them lies outside its folder."""
     for path in folder.iterdir():

@@ -76,7 +76,7 @@ def search(
                     note(
                         f"{what}: these are the settings of {' '.join(earlier['set']) or 'the one as it is'}"
                     )
-                found.append(earlier)
+                found.append({**earlier, "set": list(trial.changes)})
                 continue
             if minutes and time.monotonic() - started >= 60 * minutes:
                 if note is not None:
@@ -127,6 +127,8 @@ def _run(trial: Trial, share: parallel.Share, corpus: Corpus, what: str, *, is_s
         except RunInterruptedError as stop:
             remedy = "The trials before it are kept; the same command goes on with this one."
             raise RunInterruptedError(f"Interrupted in {what}", remedy, stop.signum) from stop
+        if jobs.is_another(corpus, job.facts):
+            raise RunError(f"The text changed during {what}. Put it back as it was, and search again.")
         result = _result(trial, job, diverged)
         del job
     if share.device.type == "cuda":

@@ -65,6 +65,8 @@ def train(
     recipes.check(recipe)
     if minutes < 0:
         raise RecipeError(f"minutes={minutes} is no time. Give one above 0, or 0 for as long as it takes.")
+    if tensorboard:
+        jobs.require_board()
     runs_dir = Path(runs_dir)
     started = time.perf_counter()
     with parallel.joined(device) as share, contextlib.ExitStack() as stack:
@@ -110,7 +112,7 @@ def _open_books(job: Job, stack: contextlib.ExitStack, *, tensorboard: bool) -> 
     if job.run is not None:
         job.run.write_json("environment.json", machine.environment([job.hardware]))
     if tensorboard:
-        job.board = jobs.board(job.folder)
+        job.board = jobs.require_board()(str(job.folder))
         stack.callback(job.board.close)
 
 
@@ -303,6 +305,8 @@ def finish(job: Job) -> dict[str, Any]:
             for part in splits:
                 job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
         found = evaluate_together(model, splits, recipe.evaluate.final_lanes, progress=heeding(job.signals))
+        if jobs.is_another(job.corpus, job.facts):
+            raise resume.TextChangedError(job.folder)
         return dict(zip((part.name for part in splits), found, strict=True))
 
     started = time.perf_counter()
@@ -370,6 +374,8 @@ def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
 
 def _diverged(job: Job, what: str) -> DivergedError:
     kept = f"; the last good checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
+    if (job.folder / earlier.BETTER).is_file():
+        kept += f"; the best model so far is {job.folder / earlier.BETTER}"
     return DivergedError(
         f"{what} no longer a number at update {job.progress.update:,}",
         f"{kept}. Start again with an optimiser.rate below {job.recipe.optimiser.rate:g}, or with "

@@ -55,31 +55,6 @@ def test_train_for_some_time_only(call: Call, text_file: Path, tmp_path: Path) -
     assert f"to go on: mulstm train --resume {tmp_path}" in told
 
 
-def test_search_settings(call: Call, text_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "search.jsonl"
-    given = ["search", text_file, "--try", "optimiser.rate=1e-6,1e-2", "--out", out, *settings()]
-    code, told, err = call(*given, "--device", "cpu")
-    assert code == 0
-    assert [line.split()[0] for line in told.splitlines()[2:4]] == [
-        "optimiser.rate=0.01",
-        "optimiser.rate=1e-06",
-    ]
-    assert told.endswith(f"trials: {out}\n")
-    assert "trial 2 of 2: optimiser.rate=1e-2" in err
-    code, told, err = call(*given, "--trial", "optimiser.rate=1e-3 train.updates=2", "--json", "-q")
-    assert (code, err) == (0, "")
-    assert sorted(line["updates"] for line in json.loads(told)["trials"]) == [2, 12, 12]
-    assert len(out.read_text().splitlines()) == 3
-    code, told, err = call("search", text_file, "--out", out)
-    assert (code, told) == (2, "")
-    assert "give --try optimiser.rate=1e-3,2e-3, or --trial" in err
-    assert "no closing quotation" in call("search", text_file, "--trial", 'title="a').err
-    told = call(
-        "search", text_file, "--trial", 'title="of mine" train.updates=1', "--json", "-q", "--out", out
-    )
-    assert json.loads(told.out)["trials"][0]["set"] == ["title=of mine", "train.updates=1"]
-
-
 def test_options_of_reproduce(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
     monkeypatch.setattr(reproduce, "reproduce", lambda chosen, **more: given.update(more))
@@ -212,6 +187,8 @@ def test_dynamic_figures_into_a_record(
     assert after.items() >= before.items()
     assert after["dynamic_test_bits_per_char"] == found["bits_per_char"]
     assert after["dynamic_rate"] == found["dynamic"]["rate"]
+    # Of a short text fewer batches than are usual, and it is these that are told.
+    assert 0 < after["dynamic_statistics_batches"] == found["dynamic"]["statistics_batches"] < 500
     assert after["dynamic_precision"] == "fp32"
     for changed in ({"seed": 2}, {"fingerprint": "0123"}, {"fingerprint": None, "updates": 13}):
         text = json.dumps(before | changed)
@@ -396,6 +373,12 @@ def test_the_compressors_are_those_of_the_shell(command: str, near: float) -> No
     alone = subprocess.run([program, option, "-c"], input=data, capture_output=True, check=True).stdout
     (ours,) = [len(pack(data)) for name, pack, _ in STANDARD if name == command]
     assert ours == pytest.approx(len(alone), rel=near)
+
+
+def test_a_split_without_validation_in_either_spelling(call: Call, text_file: Path, tmp_path: Path) -> None:
+    for split in ("95-0-5", '"95-0-5"'):
+        given = [*settings(f"data.split={split}"), "--runs-dir", tmp_path / split, "--device", "cpu", "-q"]
+        assert call("train", text_file, *given).code == 0
 
 
 def test_bench(call: Call, tmp_path: Path) -> None:

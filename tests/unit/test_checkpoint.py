@@ -20,6 +20,7 @@ from mulstm.data import Alphabet
 from mulstm.errors import CheckpointError, DataError
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
+from mulstm.runs import Run
 
 ALPHABET = Alphabet(b"\n abcdefg")
 
@@ -137,6 +138,10 @@ def test_a_folder_of_runs_stands_for_its_newest_with_a_model(
             checkpoint.save(folder / "last.safetensors", model, ALPHABET)
     newest = tmp_path / "runs" / name / "2026-01-02-seed1" / "last.safetensors"
     assert checkpoint.find(tmp_path / "runs" / name) == checkpoint.find(tmp_path / "runs") == newest
+    with Run(tmp_path / "runs" / name / "2026-01-03-seed1"):  # not killed: it has just begun
+        for folder in (tmp_path / "runs" / name, tmp_path / "runs"):
+            with pytest.raises(CheckpointError, match="2026-01-03-seed1, has just begun and kept no model"):
+                checkpoint.find(folder)
     (tmp_path / "empty").mkdir()
     (tmp_path / "diverged").mkdir()
     (tmp_path / "diverged" / "recipe.toml").touch()

@@ -1,5 +1,7 @@
 """Corpora: what a file, a folder or a named text becomes: parts, protocols, counts."""
 
+import errno
+import gzip
 import hashlib
 import os
 import sys
@@ -7,6 +9,7 @@ import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,13 +148,42 @@ def test_twenty_gigabytes_need_no_memory(tmp_path: Path) -> None:
         assert resident < 3 * 10**9
 
 
-def test_a_file_that_goes_away(tmp_path: Path) -> None:
+def test_a_file_that_goes_away_or_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.txt"
     path.write_bytes(TEXT)
-    got = load(path)
+    kept = load(path)
+    monkeypatch.setattr("mulstm.data.corpus.IN_MEMORY", 9)
+    mapped, shorter = load(path), load(path)
+    path.write_bytes(TEXT[:-1])
+    with pytest.raises(DataError, match="has another length than before"):
+        shorter.split("train").read(0, 5)
     path.unlink()
     with pytest.raises(DataError, match="can no longer be read"):
-        got.split("train").read(0, 5)
+        mapped.split("train").read(0, 5)
+    assert kept.text.read(0, len(TEXT)).tobytes() == TEXT
+
+
+def test_packed_files_in_a_folder_are_unpacked(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"abc ")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(b"def"))
+    assert load(folder).text.read(0, 7).tobytes() == b"abc def"
+
+
+def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "texts" / "shut").mkdir(parents=True)
+    (tmp_path / "texts" / "a.txt").write_bytes(TEXT)
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:  # the tests' user may enter anything
+        if str(path).endswith("shut"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"shut: Permission denied\. Check your rights to it"):
+        load(tmp_path / "texts")
 
 
 def test_python_needs_no_download() -> None:

@@ -357,3 +357,9 @@ def test_a_size_that_is_not_the_columns_and_weights_that_are_not_rounded(results
     page = markdown(results)
     assert cells(page, "mLSTM, authors' set-up")[1] == "1.600 (3.4M)"
     assert cells(page, "hutter/mlstm, seed 1")[2] == "1.200"
+
+
+def test_a_dynamic_figure_without_a_static_one(results: Path) -> None:
+    more = {"test_bits_per_char": None, "dynamic_test_bits_per_char": 1.09}
+    add(results, "hutter/mlstm-emb-wn-vd-large-fast", 1.22, **more)
+    assert "| hutter/mlstm-emb-wn-vd-large-fast, seed 1 | – | 1.090 |" in markdown(results)

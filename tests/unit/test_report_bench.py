@@ -99,7 +99,9 @@ def test_no_gpu_no_table(results: Path) -> None:
     assert bench.markdown(results) == ""
 
 
-@pytest.mark.parametrize("rows", [None, [{}], [{**ROWS[0], "name": "mlstm"}, "no row"]])
+@pytest.mark.parametrize(
+    "rows", [None, [{}], [ROWS[0], "no row"], [{**ROWS[0], "hidden": "wide"}], [{**ROWS[0], "backend": 3}]]
+)
 def test_what_is_no_record_of_a_benchmark(results: Path, rows: object) -> None:
     (results / "bench" / "h200.json").write_text(json.dumps({"machine": {"device": "H200"}, "rows": rows}))
     with pytest.raises(RunError, match=r"h200\.json is not the record of a benchmark\. Make it again"):

@@ -214,9 +214,13 @@ def test_gradients_and_validations_that_are_no_numbers(
         tell_norms(patch, math.inf)
         with pytest.raises(RunError, match="The gradient is no longer a number at update 1"):
             run(tiny(), tmp_path)
-    tell_validations(monkeypatch, math.nan)
-    with pytest.raises(RunError, match="The validation loss is no longer a number at update 5"):
-        run(tiny(), tmp_path)
+    with monkeypatch.context() as patch:
+        tell_validations(patch, math.nan)
+        with pytest.raises(RunError, match="The validation loss is no longer a number at update 5"):
+            run(tiny(), tmp_path)
+    tell_validations(monkeypatch, 2.0, math.nan)
+    with pytest.raises(RunError, match=r"at update 10; the best model so far is .*better\.safetensors"):
+        run(tiny("evaluate.patience=9"), tmp_path)
 
 
 def test_each_line_of_the_log_is_of_its_own_updates(
@@ -316,6 +320,7 @@ def test_tensorboard_is_an_extra(tiny: Tiny, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ExtraError, match=r"mulstm\[tensorboard\]"):
         run(tiny(), tmp_path, tensorboard=True)
+    assert not list(tmp_path.rglob("recipe.toml"))  # which would be the newest run
 
 
 def test_progress_is_told(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,3 +365,21 @@ def test_the_speed_of_a_line_is_that_of_its_own_updates(tiny: Tiny, tmp_path: Pa
     _, folder = run(tiny(), tmp_path)
     for before, line in pairwise(runs.read_log(folder)):
         assert line["symbols_per_second"] * (line["seconds"] - before["seconds"]) == pytest.approx(4 * 10)
+
+
+def test_a_text_that_changed_meanwhile_has_no_record(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, real = tiny(), train.evaluate_together
+    text = Path(recipe.data.corpus)
+
+    def rewritten(*given: Any, **named: Any) -> Any:
+        with text.open("r+b") as file:
+            file.write(b"Q" * 60)
+        return real(*given, **named)
+
+    monkeypatch.setattr(train, "evaluate_together", rewritten)
+    monkeypatch.setattr("mulstm.data.corpus.IN_MEMORY", 9)
+    with pytest.raises(RunError, match="The text has changed since"):
+        run(recipe, tmp_path)
+    assert not list(tmp_path.rglob("metrics.json"))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mulstm import console
 from mulstm.checkpoint import Checkpoint
 from mulstm.cli._text import part_of
 from mulstm.data.corpus import Split
 from mulstm.data.store import cache_folder
-from mulstm.dynamic import BATCHES, LANES, Settings, Statistics, kept_statistics, moving
+from mulstm.dynamic import BATCHES, LANES, Settings, Statistics, batches_of, kept_statistics, moving
 from mulstm.errors import CheckpointError
 from mulstm.evaluate import Evaluation
 from mulstm.job import hardware
@@ -23,6 +23,15 @@ from mulstm.report.records import UNROUNDED, read_one
 REMEDY = "Leave --dynamic out, which wants that text."
 
 
+class Moved(NamedTuple):
+    """The model that moves, and how."""
+
+    model: LanguageModel
+    statistics: Statistics
+    settings: Settings  # with a rate
+    facts: dict[str, Any]  # for --json and records
+
+
 def prepare(
     loaded: Checkpoint,
     settings: Settings,
@@ -30,8 +39,8 @@ def prepare(
     text: str,  # the model's own, by the path it was given by
     data_dir: Path | None,
     quiet: bool,
-) -> tuple[LanguageModel, Statistics, Settings]:
-    """The model that moves, the training text's statistics, kept in the cache, and settings with a rate."""
+) -> Moved:
+    """What dynamic evaluation needs; the training text's statistics are kept in the cache."""
     model = moving(loaded.model) if folded else loaded.model
     part = part_of(loaded, text, True, "train", data_dir, remedy=REMEDY)
     with ExitStack() as stack:
@@ -55,7 +64,10 @@ def prepare(
             segment=settings.segment,
             batches=BATCHES,
         )
-    return model, R, replace(settings, rate=settings.rate_of(model))
+    settings = replace(settings, rate=settings.rate_of(model))
+    chunks, count = batches_of(part, LANES, settings.segment, BATCHES)
+    gathered = {"statistics_lanes": chunks.lanes, "statistics_batches": count}
+    return Moved(model, R, settings, vars(settings) | {"folded": folded} | gathered)
 
 
 def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
@@ -84,22 +96,16 @@ def require_record_of(loaded: Checkpoint, part: Split, path: Path) -> None:
         )
 
 
-def for_record(found: Evaluation, settings: Settings, folded: bool, loaded: Checkpoint) -> dict[str, Any]:
+def for_record(found: Evaluation, moved: Moved, loaded: Checkpoint) -> dict[str, Any]:
     """What a record keeps of it."""
     perplexity = found.word_perplexity
     return {
         "test_bits_per_char": found.bits_per_char,
         **({} if perplexity is None else {"test_word_perplexity": perplexity}),
-        **facts(settings, folded)["dynamic"],
+        **moved.facts,
         "precision": loaded.model.precision,
         "storage": loaded.meta["storage"],
         "seconds": found.seconds,
         "hardware": hardware(loaded.model.W_out.device),
         "commit": commit(),
     }
-
-
-def facts(settings: Settings, folded: bool) -> dict[str, Any]:
-    """For the printed result."""
-    statistics = {"statistics_lanes": LANES, "statistics_batches": BATCHES}
-    return {"dynamic": vars(settings) | {"folded": folded} | statistics}

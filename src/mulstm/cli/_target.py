@@ -58,9 +58,7 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
         raise RecipeError(f"{target} is the text, and data.corpus names another. Give one of the two.")
     if kind != "lines" and "data.records" not in given:
         overrides = [f"data.records={kind}", *overrides]
-    if "evaluate.patience" not in given and _has_no_valid_part(overrides):
-        overrides = ["evaluate.patience=0", *overrides]
-    found = recipe.load("text" if start_from is None else "finetune", overrides)
+    found = _load("text" if start_from is None else "finetune", overrides)
     kind = found.data.records or kind
     d = replace(found.data, corpus=target)
     model = found.model
@@ -93,9 +91,12 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
     return found
 
 
-def _has_no_valid_part(overrides: Sequence[str]) -> bool:
-    """Whether the split asked for leaves nothing to validate on, so that nothing can stop early."""
-    pairs = (text.partition("=") for text in overrides)
-    asked = [value.strip() for key, _, value in pairs if key.strip() == "data.split"]
-    shares = recipe.parse_split(asked[-1]) if asked else None
-    return shares is not None and shares[1] == 0
+def _load(name: str, overrides: Sequence[str]) -> Recipe:
+    """The packaged recipe; where a split leaves nothing to validate on, without its early stop."""
+    if "evaluate.patience" in recipe.overridden(overrides):
+        return recipe.load(name, overrides)
+    found = recipe.load(name, ["evaluate.patience=0", *overrides])
+    shares = recipe.parse_split(found.data.split)
+    if shares is not None and shares[1] == 0:
+        return found
+    return recipe.load(name, overrides)

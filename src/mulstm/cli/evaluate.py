@@ -117,9 +117,9 @@ def command(
 
         if record is not None:
             _dynamic.require_record_of(loaded, part, record)
-        moving, R, settings = _dynamic.prepare(loaded, asked, folded, text if own else "", data_dir, quiet)
-        lanes = 1
-        found = _watched(total, quiet, partial(evaluate_dynamic, moving, part, R, settings, symbols=symbols))
+        moved = _dynamic.prepare(loaded, asked, folded, text if own else "", data_dir, quiet)
+        lanes, how = 1, (moved.model, part, moved.statistics, moved.settings)
+        found = _watched(total, quiet, partial(evaluate_dynamic, *how, symbols=symbols))
     else:
         keep = losses or words
         lanes = lanes or (loaded.recipe.evaluate.final_lanes if own else 10)
@@ -129,9 +129,7 @@ def command(
     costs = _word_costs(part, found) if words else None
     counts = recounted(part.corpus, part.name, found.symbols)
     if as_json:
-        result = _facts(model, loaded, part, found, lanes) | (
-            _dynamic.facts(settings, folded) if dynamic else {}
-        )
+        result = _facts(model, loaded, part, found, lanes) | ({"dynamic": moved.facts} if dynamic else {})
         if words:
             result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
         if counts:
@@ -147,7 +145,7 @@ def command(
     if dynamic and losses is not None and found.losses is not None:
         write_npy(losses, found.losses)
     if record is not None:
-        add_dynamic(record, _dynamic.for_record(found, settings, folded, loaded))
+        add_dynamic(record, _dynamic.for_record(found, moved, loaded))
 
 
 def _word_costs(part: Split, found: Evaluation) -> WordCosts | None:
@@ -159,8 +157,11 @@ def _word_costs(part: Split, found: Evaluation) -> WordCosts | None:
 
 def _facts(model: Path, loaded: Checkpoint, part: Split, found: Evaluation, lanes: int) -> dict[str, Any]:
     """For --json."""
+    from mulstm import checkpoint
+
     return {
         "model": str(model),
+        "file": str(checkpoint.find(model)),
         "fingerprint": loaded.meta["fingerprint"],
         "corpus": part.corpus,
         "split": part.name,

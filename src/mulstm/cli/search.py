@@ -47,7 +47,7 @@ def command(
     --set makes all of them short, as in --set train.epochs=0.5. Trials that are in the file already are not
     run again.
     """
-    from mulstm import console, search
+    from mulstm import console, files, search
     from mulstm.cli._target import recipe_for
     from mulstm.report import trials as lines
 
@@ -72,5 +72,8 @@ def command(
     if as_json:
         console.result_json({"trials": lines.best_first(found), "file": str(out)})
         return
-    console.table(lines.HEADERS, lines.rows(found))
+    distinct = list({files.json_line(line["settings"]): line for line in found}.values())
+    console.table(lines.HEADERS, lines.rows(distinct))
     console.result(f"trials: {out}")
+    if unequal := lines.not_measured_alike(distinct):
+        console.note(f"warning: measured with different {', '.join(unequal)}: do not compare their figures.")

@@ -19,6 +19,7 @@ from mulstm.errors import DataError
 from mulstm.recipe import parse_split
 
 SPLITS = ("train", "valid", "test", "all")
+IN_MEMORY = 1 << 28  # bytes of a user's text that are read at once; longer ones are memory-mapped
 
 
 @dataclass(frozen=True)
@@ -195,13 +196,13 @@ def _under(protocol: str, path: Path) -> Bytes:
 
 
 def _users_text(path: Path) -> Text:
-    """A file, unpacked into the cache when it is packed; or all of a folder's files, sorted by path.
+    """A file, or all of a folder's files, sorted by path; unpacked into the cache where they are packed.
 
-    Hidden files and folders (.git and the like) and empty files are left out; links to files are followed.
+    Hidden files and folders (.git and the like) and empty files are left out; links to files are followed,
+    those to folders are not. What is not too long is read now: its owner may change it while it is used.
     """
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
-        text = Text([p for p in files if p.stat().st_size])
+        text = Text([_unpacked(p) for p in _files_in(path) if p.stat().st_size])
         what = f"The folder {path}"
     elif path.is_file():
         text, what = Text([_unpacked(path)]), f"The file {path}"
@@ -214,7 +215,20 @@ def _users_text(path: Path) -> Text:
         raise DataError(f"{what} is empty. Give a text of some thousand characters or more.")
     if len(text) == 1:
         raise DataError(f"{what} holds one byte, and nothing to predict. Give a longer text.")
-    return text
+    return Text([text.read(0, len(text)).copy()]) if len(text) <= IN_MEMORY else text
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """All below it that are not hidden, in the order of their paths; one folder that is shut is an error."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: {error.strerror}. Check your rights to it.")
+
+    found: list[Path] = []
+    for where, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(where, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
 
 
 def is_hidden(relative: Path) -> bool:

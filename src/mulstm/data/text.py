@@ -47,6 +47,8 @@ class Text:
                 raise DataError(
                     f"{part} can no longer be read ({error}). Put it back and start again."
                 ) from None
+            if mapped.size != self._starts[index + 1] - self._starts[index]:
+                raise DataError(f"{part} has another length than before. Put it back and start again.")
             # A plain view: slices of np.memmap carry much overhead.
             self._open[index] = mapped.view(np.ndarray)
         self._open.move_to_end(index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from mulstm.errors import RunError
@@ -34,9 +35,11 @@ WHO = {
     "flashrnn": "FlashRNN",
     "mlstm, initial unit": "initial unit, one graph",
 }
-KEYS = {
-    *("name", "level", "backend", "hidden", "lanes", "chunk", "parameters", "milliseconds"),
-    *("symbols_per_second", "error_vs_float64"),
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("name", "level", "backend"), str),
+    **dict.fromkeys(("hidden", "lanes", "chunk", "parameters"), int),
+    **dict.fromkeys(("milliseconds", "symbols_per_second"), (int, float)),
+    "error_vs_float64": (int, float, NoneType),
 }
 AGAIN = "Make it again with mulstm bench."
 MEAN_OF = 10  # updates, in the lower half of the figure of losses
@@ -56,7 +59,12 @@ def _machines(results: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, An
 
 
 def _require_rows(path: Path, rows: Any) -> None:
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= KEYS for row in rows):
+    def is_one(row: Any) -> bool:
+        return isinstance(row, dict) and all(
+            key in row and isinstance(row[key], of) for key, of in KINDS.items()
+        )
+
+    if not isinstance(rows, list) or not all(map(is_one, rows)):
         raise RunError(f"{path} is not the record of a benchmark. {AGAIN}")
 
 

@@ -326,8 +326,8 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
                 body.append(
                     [
                         f"{record['recipe']}, seed {record['seed']}{_rounding(record)}",
-                        f"{record['test_bits_per_char']:.3f}",
-                        f"{dynamic:.3f}",
+                        _three(record["test_bits_per_char"]),
+                        _three(dynamic),
                         _perplexity(record, "test_word_perplexity"),
                         _perplexity(record, "dynamic_test_word_perplexity"),
                         published,
@@ -336,6 +336,10 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
     head = ("model", "static", "dynamic", "static perplexity", "dynamic perplexity", "published (dynamic)")
     note = "Test bits/char; one stream, each segment scored before it is learnt from, tuned on validation."
     return ["## Dynamic evaluation", note, grid(head, body) if body else f"*{NOT_RUN}*"]
+
+
+def _three(bits: float | None) -> str:
+    return NOTHING if bits is None else f"{bits:.3f}"
 
 
 def _rounding(record: Record) -> str:
@@ -355,8 +359,8 @@ def _incomplete(records: Sequence[Record]) -> list[str]:
             str(r["recipe"]),
             str(r["seed"]),
             f"{r['epochs']:.1f}",
-            NOTHING if r["valid_bits_per_char"] is None else f"{r['valid_bits_per_char']:.3f}",
-            NOTHING if r["test_bits_per_char"] is None else f"{r['test_bits_per_char']:.3f}",
+            _three(r["valid_bits_per_char"]),
+            _three(r["test_bits_per_char"]),
             f"{r.minutes:.1f}",
             str(r["hardware"]),
             str(r.get("reason") or ""),

@@ -18,6 +18,10 @@ KEYS = {
     *("valid_bits_per_char", "train_bits_per_char", "valid_symbols", "evaluate_lanes"),
     *("hardware", "precision"),
 }
+_OF_MEASURING = {
+    *("data.corpus", "data.alphabet", "data.split", "data.protocol", "data.records", "data.column"),
+    *("data.convention", "evaluate.symbols", "evaluate.lanes"),
+}
 HEADERS = ("settings", "valid bits/char", "train", "parameters", "epochs", "updates", "symbols/s", "time")
 
 
@@ -49,6 +53,11 @@ def best_first(trials: Sequence[Result]) -> list[Result]:
 def _alone(line: Result) -> str:
     """What a trial that has no other to differ from was made with."""
     return " ".join(line["set"]) or "as it is"
+
+
+def not_measured_alike(trials: Sequence[Result]) -> list[str]:
+    """The settings that differ between trials and make their figures those of different texts or lanes."""
+    return [key for key in _varied([line["settings"] for line in trials]) if key in _OF_MEASURING]
 
 
 def rows(trials: Sequence[Result]) -> list[list[str]]:
