@@ -84,12 +84,12 @@ def save(
         )
     if storage is None:
         storage = "fp64" if any(tensor.dtype == torch.float64 for tensor in weights.values()) else "fp32"
-    if name := _not_finite(weights):
+    tensors = _pack(weights, storage)
+    if name := _not_finite(_unpack(tensors, storage)):
         raise CheckpointError(
-            f"The weights {name} hold numbers that are not finite, and are not written. "
+            f"The weights {name} hold numbers that are not finite in {storage}, and are not written. "
             "Train again from an earlier checkpoint, at a lower rate."
         )
-    tensors = _pack(weights, storage)
     whole = dataclasses.replace(recipe or Recipe(), model=model.recipe)
     recipes.from_dict(recipes.as_dict(whole), source="the recipe of this model")
     meta: dict[str, Any] = {

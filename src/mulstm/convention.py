@@ -174,8 +174,15 @@ def _text(raw: bytes, change: Any) -> bytes:
     return result.encode("utf-8", errors="surrogateescape")
 
 
+def _without_tags(line: str) -> str:
+    """Looked for up to the last that closes one: signs that open many and close none would take for ever."""
+    end = line.rfind(">") + 1
+    return _TAG.sub(" ", line[:end]) + line[end:]
+
+
 def _nvidia(text: str) -> str:
     """In the order of the original: a space for a tag, ASCII only, entities resolved, one space at a time."""
-    plain = unicodedata.normalize("NFKD", _TAG.sub(" ", text).translate(_SIGNS))
+    untagged = "\n".join(map(_without_tags, text.split("\n")))
+    plain = unicodedata.normalize("NFKD", untagged.translate(_SIGNS))
     ascii_only = plain.encode("ascii", errors="ignore").decode()
     return _SPACE.sub(" ", html.unescape(ascii_only)).strip()

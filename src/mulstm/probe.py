@@ -46,7 +46,7 @@ class Probe:
 def find(
     loaded: Checkpoint, records: Sequence[Record], *, of: str = "", top: int = 10, seed: int = 1
 ) -> Probe:
-    """Fits on four fifths of the records, measures on the rest; `of` is which representation to read.
+    """Fits on four fifths of the different texts, measures on the rest; `of` is which representation to read.
 
     Reviews' models were made to be read from c at the end; others are read from the mean of h. Equal texts
     are held out together, or the classifier would know them.
@@ -59,28 +59,30 @@ def find(
     if of not in REPRESENTATIONS:
         raise DataError(f'There is no representation "{of}". Choose one of: {", ".join(REPRESENTATIONS)}.')
     y = np.array([labels.index(record.label) for record in records])
-    clean = loaded.convention.cleaned
-    _, texts = np.unique(
-        np.array([clean(record.text) for record in records], dtype=object), return_inverse=True
-    )
-    distinct = [len(set(texts[y == k])) for k in range(len(labels))]
-    if min(distinct) < 5:
-        rarest = labels[distinct.index(min(distinct))]
+    cleaned = [loaded.convention.cleaned(record.text) for record in records]
+    _, first, texts = np.unique(np.array(cleaned, dtype=object), return_index=True, return_inverse=True)
+    kinds = y[first]  # of each different text: the label that it has first
+    counts = np.bincount(kinds, minlength=len(labels))
+    if counts.min() < 5:
         raise DataError(
-            f'Too few different records ({min(distinct)}) carry the label "{rarest}". '
+            f'Too few different records ({counts.min()}) carry the label "{labels[int(counts.argmin())]}". '
             "Give at least five of each."
         )
     X = getattr(embed(loaded, [record.text for record in records]), of)
     if not X.shape[1]:
         raise DataError(f"The cell {loaded.model.recipe.cell} has no c. Read h_mean or h_final (--of).")
-    fifths = selection.StratifiedGroupKFold(5, shuffle=True, random_state=seed)
-    learn, test = next(fifths.split(X, y, texts))
+    known, unseen = selection.train_test_split(
+        np.arange(len(kinds)), test_size=0.2, random_state=seed, stratify=kinds
+    )
+    learn, test = (np.flatnonzero(np.isin(texts, part)) for part in (known, unseen))
     X = (X - X[learn].mean(axis=0)) / (X[learn].std(axis=0) + 1e-6)
-    parts = max(2, min(5, *(len(set(texts[learn][y[learn] == k])) for k in range(len(labels)))))
-    folds = selection.StratifiedGroupKFold(parts, shuffle=True, random_state=seed)
+    parts = selection.StratifiedKFold(
+        min(5, int(np.bincount(kinds[known]).min())), shuffle=True, random_state=seed
+    ).split(known, kinds[known])
+    folds = [tuple(np.flatnonzero(np.isin(texts[learn], known[part])) for part in pair) for pair in parts]
     tried = {C: _classifier(linear, C, seed, len(labels)) for C in STRENGTHS}
     mean_accuracy = {
-        C: float(selection.cross_val_score(model, X[learn], y[learn], groups=texts[learn], cv=folds).mean())
+        C: float(selection.cross_val_score(model, X[learn], y[learn], cv=folds).mean())
         for C, model in tried.items()
     }
     # Of the equally good the sparsest.

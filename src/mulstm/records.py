@@ -292,12 +292,13 @@ def _delimiter(first: str, signs: str, column: str) -> str:
 
 def _fields(known: list[str], column: str, id_column: str, label_column: str, where: str) -> list[str]:
     """The names of the text's field, of the name's ("" when there is none) and of the label's."""
-    if not column and set(_TEXT_FIELDS) <= set(known):
+    free = [field for field in _TEXT_FIELDS if field in known and field not in (id_column, label_column)]
+    if not column and len(free) > 1:
         raise DataError(
             f"{where}: both sequence and text could be the column that is meant. "
             "Name one with --column (train: --set data.column=NAME)."
         )
-    chosen = column or next((field for field in _TEXT_FIELDS if field in known), "")
+    chosen = column or next(iter(free), "")
     asked = [chosen, id_column or ("id" if "id" in known else ""), label_column]
     if not chosen:
         raise DataError(

@@ -213,7 +213,7 @@ def test_weights_that_are_no_numbers(
     with torch.no_grad():
         model.W_out[2, 3] = value
     before = saved.read_bytes()
-    with pytest.raises(CheckpointError, match=r"W_out hold numbers that are not finite, and are not written"):
+    with pytest.raises(CheckpointError, match=rf"W_out hold .* not finite in {storage}, and are not written"):
         checkpoint.save(saved, model, ALPHABET, storage=storage)
     assert saved.read_bytes() == before
     with monkeypatch.context() as careless:
@@ -221,6 +221,16 @@ def test_weights_that_are_no_numbers(
         checkpoint.save(saved, model, ALPHABET, storage=storage)
     with pytest.raises(CheckpointError, match=r"W_out in .* not finite\. Take an earlier checkpoint"):
         checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(("storage", "value"), [("bf16", 3.4e38), ("fp32", 1e300)])
+def test_weights_that_storing_makes_no_numbers(saved: Path, storage: str, value: float) -> None:
+    model = checkpoint.load(saved).model.double()
+    with torch.no_grad():
+        model.W_out[0, 0] = value
+    with pytest.raises(CheckpointError, match=f"not finite in {storage}"):
+        checkpoint.save(saved, model, ALPHABET, storage=storage)
+    checkpoint.load(saved)
 
 
 def test_a_recipe_that_could_not_be_read_again_is_not_written(model: LanguageModel, saved: Path) -> None:

@@ -346,6 +346,9 @@ def test_an_output_matrix_without_a_bias(E: int, H: int, tmp_path: Path) -> None
     save_file(tensors, tmp_path / "m.safetensors")
     for file in ("m.pt", "m.safetensors"):  # the second sorts them by their names
         assert np.array_equal(torchrecurrent.read(tmp_path / file).arrays["W_out"], arrays["decoder.weight"])
+    arrays["unembed.weight"] = arrays.pop("decoder.weight")
+    assert torchrecurrent.from_arrays(arrays, "file").source["keys"]["head"] == "unembed.weight"
+    arrays["decoder.weight"] = arrays.pop("unembed.weight")
     arrays["first.weight"] = arrays.pop("emb.weight")
     if E == H:
         with pytest.raises(CheckpointError, match=r"which of .* is the output matrix\. Save it with a bias"):

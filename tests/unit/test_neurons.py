@@ -175,7 +175,12 @@ def test_a_text_is_never_both_learnt_and_held_out() -> None:
     texts = [bytes(rng.choice(list(b"abcdefgh "), 30).astype(np.uint8)) for _ in range(60)]
     # Labels that mean nothing: known again, each text would give its own away.
     records = [Record(str(k), text, "ab"[k % 2]) for k, text in enumerate(texts)] * 10
-    assert probe.find(loaded, records).accuracy < 0.8
+    found = probe.find(loaded, records)
+    assert found.accuracy < 0.8
+    assert found.held_out == 120
+    # However often a text comes, it is one of them: which are held out is for the seed to say.
+    often = [*records[:60], *[Record("o", b"ok", "a")] * 60]
+    assert {probe.find(loaded, often, seed=seed).held_out > 60 for seed in range(8)} == {True, False}
     with pytest.raises(DataError, match=r'Too few different records \(1\) carry the label "rare"'):
         probe.find(loaded, [*records, *[Record("r", b"the same", "rare")] * 9])
 

@@ -130,6 +130,12 @@ def test_a_text_that_begins_like_a_packed_file(tmp_path: Path) -> None:
     assert list(read(write(tmp_path / "t.bin", b"\x1f\x8b"), kind="whole")) == [Record("t.bin", b"\x1f\x8b")]
 
 
+def test_a_column_that_is_named_for_something_else_is_not_the_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "text,sequence\nn1,MKV\n")
+    assert list(read(path, id_column="text")) == [Record("n1", b"MKV")]
+    assert list(read(path, label_column="sequence")) == [Record("1", b"n1", "MKV")]
+
+
 def test_json_is_an_object_a_line(tmp_path: Path) -> None:
     assert list(read(write(tmp_path / "t.json", '{"text": "a"}\n'))) == [Record("1", b"a")]
     assert kind_of("reviews.json.gz") == "jsonl"

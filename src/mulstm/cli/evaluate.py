@@ -106,7 +106,8 @@ def command(
             "a record takes --dynamic on the whole test part only", param_hint="--record"
         )
     require_room(losses, force, read=(text, model), endings=(".npy",))
-    loaded = checkpoint.load(model, parallel.pick(device))
+    file = checkpoint.find(model)  # once: a folder of runs may soon stand for another
+    loaded = checkpoint.load(file, parallel.pick(device))
     loaded.require_head()
     loaded.model.precision, loaded.model.backend = precision, backend
     own = is_own(loaded, text)
@@ -129,7 +130,9 @@ def command(
     costs = _word_costs(part, found) if words else None
     counts = recounted(part.corpus, part.name, found.symbols)
     if as_json:
-        result = _facts(model, loaded, part, found, lanes) | ({"dynamic": moved.facts} if dynamic else {})
+        result = _facts(model, file, loaded, part, found, lanes)
+        if dynamic:
+            result["dynamic"] = moved.facts
         if words:
             result["by_words"] = costs and {"perplexity": costs.perplexity} | asdict(costs)
         if counts:
@@ -155,13 +158,13 @@ def _word_costs(part: Split, found: Evaluation) -> WordCosts | None:
     return word_costs(part.text.read(part.start, part.start + found.symbols).tobytes(), found.losses)
 
 
-def _facts(model: Path, loaded: Checkpoint, part: Split, found: Evaluation, lanes: int) -> dict[str, Any]:
+def _facts(
+    model: Path, file: Path, loaded: Checkpoint, part: Split, found: Evaluation, lanes: int
+) -> dict[str, Any]:
     """For --json."""
-    from mulstm import checkpoint
-
     return {
         "model": str(model),
-        "file": str(checkpoint.find(model)),
+        "file": str(file),
         "fingerprint": loaded.meta["fingerprint"],
         "corpus": part.corpus,
         "split": part.name,

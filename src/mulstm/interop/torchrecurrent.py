@@ -171,7 +171,7 @@ def _surroundings(others: dict[str, AnyArray], inputs: int, H: int, where: str) 
     if not heads and inputs != H:  # then their widths tell the two apart
         heads = [key for key in matrices if others[key].shape[1] == H]
     if not heads and len(matrices) == 2:  # alike in everything but their names
-        heads = [key for key in matrices if "emb" not in key.lower()]
+        heads = [key for key in matrices if not re.search("(?<!un)emb", key.lower())]
         if len(heads) != 1:
             raise CheckpointError(
                 f"{where} does not say which of {' and '.join(matrices)} is the output matrix. "
