@@ -45,7 +45,7 @@ class Convention:
                 f'The model follows the convention "{name}", which this version does not know. '
                 "Install a newer mulstm."
             )
-        return cls(alphabet, name, opens or bool(name))
+        return cls(alphabet, name, opens)
 
     def cleaned(self, text: bytes) -> bytes:
         """The text as the model's training data had it, without what stands before and after."""

@@ -100,8 +100,8 @@ def opened(model: Checkpoint, prompt: str) -> bytes:
     """
     given = prompt.encode(errors="surrogateescape")  # the bytes that were given, UTF-8 or not
     model.convention.encoded(given, "The prompt")
-    convention = model.convention
-    return model.alphabet.decode(convention.start) + given if convention.opens else given
+    before, _ = model.convention.around
+    return model.alphabet.decode(model.convention.start[:before]) + given
 
 
 def is_protein(model: Checkpoint) -> bool:

@@ -226,8 +226,8 @@ def _files_in(folder: Path) -> list[Path]:
 
     found: list[Path] = []
     for where, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(where, name) for name in names if not name.startswith(".")]
+        folders[:] = [name for name in folders if not is_hidden(Path(name))]
+        found += [Path(where, name) for name in names if not is_hidden(Path(name))]
     return sorted(path for path in found if path.is_file())
 
 
