@@ -35,10 +35,11 @@ def add(results: Path, name: str, bits: float, *, seed: int = 1, minutes: float 
         "backend": "fused",
         "commit": "0123",
         "settings": recipe.settings(one),
+        **more,
     }
-    path = results / name / f"seed{seed}.json"
+    path = records.place(results, str(values["recipe"]), seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values | more))
+    path.write_text(json.dumps(values))
     lines = [
         {
             "update": n,

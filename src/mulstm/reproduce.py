@@ -13,7 +13,7 @@ from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
 from mulstm.report.records import CUT, Record, place, publish, read_one
-from mulstm.train import RunInterruptedError, train
+from mulstm.train import DivergedError, RunInterruptedError, train
 
 KINDS = ("faithful", "fast")
 
@@ -50,7 +50,10 @@ def reproduce(
     minutes: float = 0.0,  # of updates, after which a run is recorded as it is; 0: as many as it takes
     note: Callable[[str], None] = print,
 ) -> list[Path]:
-    """The records of the runs made now; what has been measured already is left as it is."""
+    """The records of the runs made now; what has been measured already is left as it is.
+
+    A run that diverges keeps no other from being made: DivergedError comes after the last.
+    """
     asked = [
         replace(recipe, train=replace(recipe.train, seed=seed, precision=precision or recipe.train.precision))
         for recipe in chosen
@@ -60,12 +63,14 @@ def reproduce(
     for recipe in asked:
         recipes.check(recipe)
     _require_writable(results)
-    made = []
+    made, diverged = [], None
     for recipe in asked:
         what = f"{recipe.name}, seed {recipe.train.seed}"
-        if record := _measured(results, recipe, minutes):
-            how = "" if record["precision"] == recipe.train.precision else f", in {record['precision']}"
-            note(f"{what}: measured already{how}.")
+        earlier = _earlier(results, recipe)
+        if earlier is not None and (earlier["complete"] or _had_its_time(earlier, minutes)):
+            how = "" if earlier["precision"] == recipe.train.precision else f", in {earlier['precision']}"
+            how += "" if earlier["complete"] else f", cut short after {earlier['epochs']:.3g} epochs"
+            note(f"{what}: measured already{how}. With another --results it is made again.")
             continue
         note(what)
         try:
@@ -80,7 +85,16 @@ def reproduce(
         except RunInterruptedError as stop:
             remedy = "Give the same command again: it goes on there."
             raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
+        except DivergedError as fault:
+            note(str(fault))
+            diverged = fault
+            continue
+        if earlier is not None and _came_further(earlier, read_one(folder / "metrics.json")):
+            note(f"{what}: the earlier record came further ({earlier['epochs']:.3g} epochs) and stays.")
+            continue
         made.append(publish(folder, results))
+    if diverged is not None:
+        raise diverged
     return made
 
 
@@ -96,11 +110,19 @@ def _require_writable(folder: Path) -> None:
         ) from None
 
 
-def _measured(results: Path, recipe: Recipe, minutes: float) -> Record | None:
-    """The record of this very recipe and seed, if it is complete or was cut short after no less time."""
+def _earlier(results: Path, recipe: Recipe) -> Record | None:
+    """The record of this very recipe and seed."""
     try:
         record = read_one(place(results, recipe.name, recipe.train.seed))
     except RunError:  # none, or a damaged one, which is made again
         return None
-    had_its_time = record.get("stopped") == CUT and 0 < 60 * minutes <= record["train_seconds"]
-    return record if not record.changes() and (record["complete"] or had_its_time) else None
+    return None if record.changes() else record
+
+
+def _had_its_time(record: Record, minutes: float) -> bool:
+    return bool(record.get("stopped") == CUT and 0 < 60 * minutes <= record["train_seconds"])
+
+
+def _came_further(earlier: Record, fresh: Record) -> bool:
+    """Minutes say nothing about how far a slower machine comes in them."""
+    return bool(earlier.is_cut and not fresh["complete"] and earlier["epochs"] >= fresh["epochs"])

@@ -41,6 +41,10 @@ def combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
         if not key.strip() or not equals or not all(value.strip() for value in values.split(",")):
             raise RecipeError(f"{axis!r} is no list of values. Write it as optimiser.rate=1e-3,2e-3.")
         every.append([f"{key.strip()}={value.strip()}" for value in values.split(",")])
+    keys = [axis.partition("=")[0].strip() for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise RecipeError(f"{key} is tried twice. Give all its values in one list: {key}=...,...")
     return list(itertools.product(*every)) if every else []
 
 

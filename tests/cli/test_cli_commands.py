@@ -324,9 +324,11 @@ def test_tables_beside_a_readme_of_other_things(
     code, out, err = call("reproduce", "hutter", "--report-only")
     assert (code, out, "no folder results" in err) == (3, "", True)
     (tmp_path / "results").mkdir()
+    code, out, err = call("reproduce", "hutter", "--report-only")
+    assert (code, out, "There are no records in results" in err) == (3, "", True)
+    add(tmp_path / "results", "hutter/mlstm", 1.4)
     assert call("reproduce", "hutter", "--report-only").code == 0
     assert (tmp_path / "results" / "tables.md").is_file()
-    add(tmp_path / "results", "hutter/mlstm", 1.4)
     assert call("report").code == 0
     assert (tmp_path / "README.md").read_text() == "# Mine\n"
     code, _, err = call("report", "--readme", "README.md")

@@ -55,8 +55,11 @@ def run(line: str) -> int:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with texts, and with runs of both kinds that pages name."""
     folder = tmp_path_factory.mktemp("pages")
-    for name in ("my.txt", "other.txt", "notes.txt"):
+    (folder / "letters").mkdir()
+    for name in ("my.txt", "other.txt", "notes.txt", "letters/first.txt"):
         (folder / name).write_text("It was a dark night. Once more, the clock struck. " * 60)
+    (of_ones_own,) = blocks(ROOT / "docs" / "recipes.md", "toml")
+    (folder / "mine.toml").write_text(of_ones_own)
     with contextlib.chdir(folder):
         assert run(f"mulstm train my.txt --quiet {SMALL}") == 0
     shutil.copytree(folder / "runs" / "text", folder / "runs" / "quickstart")

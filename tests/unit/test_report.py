@@ -172,7 +172,7 @@ def test_ptb_states_its_symbols(results: Path) -> None:
 def test_a_figure_of_curves_says_how_to_read_it(results: Path) -> None:
     drawn = {"learning-curves-hutter", "learning-curves-text8"}
     page = tables.markdown(records.read(results), None, drawn)
-    assert page.count("dotted lines are the paper's test figures") == len(drawn)
+    assert page.count("Dotted lines are the paper's test figures") == len(drawn)
     assert page.count("to cross a line is not to reach it") == 1
 
 

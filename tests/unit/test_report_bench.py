@@ -100,9 +100,41 @@ def test_no_gpu_no_table(results: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [None, [{}], [ROWS[0], "no row"], [{**ROWS[0], "hidden": "wide"}], [{**ROWS[0], "backend": 3}]]
+    "rows",
+    [
+        *(None, [{}], [ROWS[0], "no row"]),
+        *(
+            [{**ROWS[0], "hidden": "wide"}],
+            [{**ROWS[0], "backend": 3}],
+            [{**ROWS[0], "symbols_per_second": 0}],
+        ),
+    ],
 )
 def test_what_is_no_record_of_a_benchmark(results: Path, rows: object) -> None:
     (results / "bench" / "h200.json").write_text(json.dumps({"machine": {"device": "H200"}, "rows": rows}))
     with pytest.raises(RunError, match=r"h200\.json is not the record of a benchmark\. Make it again"):
         bench.figures(results)
+
+
+def test_a_record_without_a_machine_is_told(results: Path) -> None:
+    (results / "bench" / "h200.json").write_text("{}")
+    with pytest.raises(RunError, match=r"h200\.json is not the record of a benchmark"):
+        bench.markdown(results)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"agreement": 3},
+        {"agreement": {}},
+        {"curves": []},
+        {"curves": [curve(1, 4.0), {"bits": [8.0]}]},
+        {"curves": [curve(1, 4.0), {"bits": ["x"] * 35}]},
+        {"model": {"hidden": 1900}},
+        {"text": None},
+    ],
+)
+def test_what_are_no_losses(results: Path, change: dict[str, Any]) -> None:
+    (results / "bench" / "losses-h200.json").write_text(json.dumps(LOSSES | change))
+    with pytest.raises(RunError, match=r"losses-h200\.json does not hold curves of losses\. Make it again"):
+        bench.markdown(results)

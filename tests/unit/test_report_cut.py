@@ -85,7 +85,16 @@ def test_a_row_that_the_paper_does_not_have_is_drawn_without_its_level(results: 
     assert [line["row"] for line in drawn.data["lines"]] == ["lstm-stacked-matched"]
     picture = Figure()
     figures._paint_curves(picture, drawn.data)
-    assert len(picture.axes[0].lines) == 1
+    assert [line.get_linestyle() for line in picture.axes[0].lines].count(":") == 0
+    assert [line.get_marker() for line in picture.axes[0].lines].count("o") == 1
+
+
+def test_a_ring_is_the_whole_validation_part(results: Path) -> None:
+    add(results, "hutter/mlstm-emb-wn-vd", 1.28, minutes=24.0, valid_bits_per_char=1.27)
+    add(results, "hutter/mlstm-emb-wn-vd-fast", 1.25, valid_bits_per_char=None)
+    drawn = {f.name: f.data.get("lines") for f in figures.all_of(records.read(results), None)}
+    assert [line["end"] for line in drawn["learning-curves-hutter"]] == [[], [(24.0, 1.27)]]
+    assert [line["end"] for line in drawn["time-to-quality"]] == [[], [(1.27, 24.0)]]
 
 
 def test_a_fast_curve_is_called_what_its_recipe_is(results: Path) -> None:

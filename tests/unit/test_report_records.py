@@ -75,6 +75,8 @@ def test_records_that_are_none(results: Path) -> None:
         ("complete", 1, "complete 1, which is not true or false"),
         ("test_word_perplexity", "88", 'test_word_perplexity "88"'),
         ("kind", 5, "kind 5, which is not text"),
+        ("epochs", 10**400, "which is not a number"),
+        ("test_bits_per_char", math.inf, "test_bits_per_char Infinity"),
     ],
 )
 def test_records_of_another_kind(results: Path, key: str, value: object, words: str) -> None:
@@ -97,6 +99,15 @@ def test_a_copy_beside_a_record_is_no_second_seed(results: Path) -> None:
     path = add(results, "hutter/mlstm", 1.4)
     path.with_name("seed1-copy.json").write_text(path.read_text())
     assert len(records.read(results)) == 1
+    for elsewhere in (path.with_name("seed2.json"), results / "hutter" / "mlstm2" / "seed1.json"):
+        elsewhere.parent.mkdir(exist_ok=True)
+        elsewhere.write_text(path.read_text())
+        with pytest.raises(RunError) as caught:
+            records.read(results)
+        assert str(caught.value) == (
+            f"{elsewhere} is the record of hutter/mlstm, seed 1. Move it to {path}, or remove it."
+        )
+        elsewhere.unlink()
 
 
 @pytest.mark.parametrize(

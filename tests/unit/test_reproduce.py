@@ -12,8 +12,8 @@ from mulstm import recipe as recipes
 from mulstm import reproduce, runs
 from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
-from mulstm.report.records import CUT
-from mulstm.train import RunInterruptedError
+from mulstm.report.records import CUT, CUT_SHORT
+from mulstm.train import DivergedError, RunInterruptedError
 
 SCORES = {"valid_bits_per_char": 1.4, "test_bits_per_char": 1.41}
 
@@ -48,9 +48,13 @@ def test_only_what_is_missing_is_trained(trained: list[str]) -> None:
     told: list[str] = []
     made = reproduce.reproduce(rows[1:], seeds=(1, 2), note=told.append)
     assert [str(path) for path in made] == ["results/hutter/mlstm-fast/seed2.json"]
-    assert told == ["hutter/mlstm-fast, seed 1: measured already.", "hutter/mlstm-fast, seed 2"]
+    again = "With another --results it is made again."
+    assert told == [
+        f"hutter/mlstm-fast, seed 1: measured already. {again}",
+        "hutter/mlstm-fast, seed 2",
+    ]
     assert reproduce.reproduce(rows[1:], precision="fp32", note=told.append) == []
-    assert told[2:] == ["hutter/mlstm-fast, seed 1: measured already, in bf16."]
+    assert told[2:] == [f"hutter/mlstm-fast, seed 1: measured already, in bf16. {again}"]
     assert trained == ["hutter/mlstm 1", "hutter/mlstm-fast 1", "hutter/mlstm-fast 2"]
 
 
@@ -112,6 +116,53 @@ def test_a_run_that_had_its_time_is_left_unless_it_gets_more(trained: list[str])
     ):
         path.write_text(json.dumps(cut | {"stopped": stopped}))
         assert reproduce.reproduce(rows, minutes=minutes, note=lambda _: None) == expected
+
+
+def test_a_slower_machine_does_not_replace_a_run_that_came_further(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [recipes.load("ptb/mlstm")]
+    (path,) = reproduce.reproduce(rows, note=lambda _: None)
+    cut = json.loads(path.read_text()) | {"complete": False, "stopped": CUT, "reason": f"{CUT_SHORT} a while"}
+    made = reproduce.train
+
+    def slow(recipe: Recipe, **more: Any) -> tuple[dict[str, Any], Path]:
+        values, folder = made(recipe, **more)
+        (folder / "metrics.json").write_text(json.dumps(cut | {"epochs": 1.5, "train_seconds": 60.0}))
+        return values, folder
+
+    monkeypatch.setattr(reproduce, "train", slow)
+    told: list[str] = []
+    for epochs, expected in ((2.5, []), (0.5, [path])):
+        path.write_text(json.dumps(cut | {"epochs": epochs, "train_seconds": 9.0}))
+        assert reproduce.reproduce(rows, minutes=1.0, note=told.append) == expected
+    assert told[1] == "ptb/mlstm, seed 1: the earlier record came further (2.5 epochs) and stays."
+    assert json.loads(path.read_text())["epochs"] == 1.5
+    assert reproduce.reproduce(rows, minutes=1.0, note=told.append) == []
+    assert "measured already, cut short after 1.5 epochs." in told[-1]
+
+
+def test_a_run_that_diverges_keeps_no_other_from_being_made(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = reproduce.train
+
+    def train(recipe: Recipe, **more: Any) -> tuple[dict[str, Any], Path]:
+        if recipe.name == "ptb/mlstm":
+            raise DivergedError("The gradient is not finite. ", "Lower the rate.")
+        return made(recipe, **more)
+
+    monkeypatch.setattr(reproduce, "train", train)
+    told: list[str] = []
+    with pytest.raises(DivergedError, match="not finite"):
+        reproduce.reproduce(reproduce.rows("ptb"), note=told.append)
+    assert trained == ["ptb/mlstm-fast 1"]
+    assert Path("results/ptb/mlstm-fast/seed1.json").is_file()
+    assert told == [
+        "ptb/mlstm, seed 1",
+        "The gradient is not finite. Lower the rate.",
+        "ptb/mlstm-fast, seed 1",
+    ]
 
 
 def test_time_and_precision_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

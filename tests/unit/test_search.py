@@ -35,6 +35,8 @@ def test_axes_are_combined() -> None:
     for wrong in ("a.x", "=1,2", "a.x=", "a.x=1,,2"):
         with pytest.raises(RecipeError, match=r"is no list of values\. Write it as"):
             search.combinations([wrong])
+    with pytest.raises(RecipeError, match=r"a\.x is tried twice\. Give all its values in one list: a\.x="):
+        search.combinations(["a.x=1,2", "b.y=p", "a.x=3"])
 
 
 def test_trials_are_compared_kept_and_not_run_again(
@@ -179,6 +181,11 @@ def test_what_cannot_be_compared(tiny: Tiny, tmp_path: Path, monkeypatch: pytest
     out.write_text('{"settings": {}}\n')
     with pytest.raises(RunError, match="is not the file of a search"):
         trials.read(out)
+    (line,) = search.search([trial(tiny)], out=tmp_path / "whole.jsonl")
+    for key, value in {"valid_bits_per_char": "x", "updates": None, "settings": [], "set": None}.items():
+        out.write_text(json.dumps(line | {key: value}) + "\n")
+        with pytest.raises(RunError, match="is not the file of a search"):
+            trials.read(out)
     two = parallel.Share(0, 2, torch.device("cpu"))
     monkeypatch.setattr(parallel, "joined", lambda device: contextlib.nullcontext(two))
     with pytest.raises(RunError, match="in one process"):

@@ -19,7 +19,9 @@ def command(
         ),
     ] = "",
     fast: Annotated[bool, typer.Option("--fast", help="Only our recipes.")] = False,
-    faithful: Annotated[bool, typer.Option("--faithful", help="Only the authors' settings.")] = False,
+    faithful: Annotated[
+        bool, typer.Option("--faithful", help="Only the authors' settings, and the -matched rows.")
+    ] = False,
     seed: Annotated[
         list[int] | None, typer.Option("--seed", help="Instead of each recipe's own; repeatable.")
     ] = None,
@@ -44,6 +46,7 @@ def command(
     """
     from mulstm import console, report
     from mulstm.reproduce import KINDS, reproduce, rows
+    from mulstm.train import DivergedError
 
     if fast and faithful:
         raise typer.BadParameter(
@@ -51,20 +54,27 @@ def command(
         )
     if report_only:
         report.require_folder(results)
+        report.require_records(results)
     asked = {"fast": fast, "faithful": faithful}
     chosen = rows(table, row, [kind for kind in KINDS if asked[kind]] or KINDS)
+    diverged = None
     if not report_only:
-        reproduce(
-            chosen,
-            seeds=seed or (),
-            precision=precision or "",
-            minutes=minutes,
-            results=results,
-            runs_dir=runs_dir,
-            data_dir=data_dir,
-            device=device,
-            note=console.note,
-        )
+        try:
+            reproduce(
+                chosen,
+                seeds=seed or (),
+                precision=precision or "",
+                minutes=minutes,
+                results=results,
+                runs_dir=runs_dir,
+                data_dir=data_dir,
+                device=device,
+                note=console.note,
+            )
+        except DivergedError as fault:  # the others have their records
+            diverged = fault
     results.mkdir(parents=True, exist_ok=True)
     for path in report.write(results, report.page_beside(results)):
         console.result(str(path))
+    if diverged is not None:
+        raise diverged

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from mulstm.errors import RunError
 from mulstm.report import musts
 from mulstm.report.canvas import BLUE, FAINT, INK, ORANGE, SKY, VERMILLION, Figure
-from mulstm.report.records import read_object
+from mulstm.report.records import is_of, read_object
 from mulstm.report.tables import grid, picture
 
 Rows = list[dict[str, Any]]
@@ -35,12 +35,13 @@ WHO = {
     "flashrnn": "FlashRNN",
     "mlstm, initial unit": "initial unit, one graph",
 }
-KINDS: dict[str, Any] = {
-    **dict.fromkeys(("name", "level", "backend"), str),
-    **dict.fromkeys(("hidden", "lanes", "chunk", "parameters"), int),
-    **dict.fromkeys(("milliseconds", "symbols_per_second"), (int, float)),
-    "error_vs_float64": (int, float, NoneType),
+KINDS = {  # of what a row has; more in records.WHAT
+    **dict.fromkeys(("name", "level", "backend"), "text"),
+    **dict.fromkeys(("hidden", "lanes", "chunk", "parameters"), "count"),
+    **dict.fromkeys(("milliseconds", "symbols_per_second"), "number"),
+    "error_vs_float64": "score",
 }
+POSITIVE = ("parameters", "milliseconds", "symbols_per_second")
 AGAIN = "Make it again with mulstm bench."
 MEAN_OF = 10  # updates, in the lower half of the figure of losses
 
@@ -52,20 +53,38 @@ def _machines(results: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, An
             continue
         beside = path.with_name(f"losses-{path.name}")
         losses = read_object(beside, AGAIN) if beside.is_file() else None
+        if losses is not None and not _are_losses(losses):
+            raise RunError(f"{beside} does not hold curves of losses. {AGAIN}")
         record = read_object(path, AGAIN)
-        if _is_gpu(record):
-            _require_rows(path, record.get("rows"))
+        if not isinstance(record.get("machine"), dict) or (_is_gpu(record) and not _has_rows(record)):
+            raise RunError(f"{path} is not the record of a benchmark. {AGAIN}")
         yield path.stem, record, losses
 
 
-def _require_rows(path: Path, rows: Any) -> None:
+def _has_rows(record: dict[str, Any]) -> bool:
     def is_one(row: Any) -> bool:
-        return isinstance(row, dict) and all(
-            key in row and isinstance(row[key], of) for key, of in KINDS.items()
-        )
+        if not isinstance(row, dict) or not row.keys() >= KINDS.keys():
+            return False
+        return all(is_of(row[key], kind) for key, kind in KINDS.items()) and all(row[k] > 0 for k in POSITIVE)
 
-    if not isinstance(rows, list) or not all(map(is_one, rows)):
-        raise RunError(f"{path} is not the record of a benchmark. {AGAIN}")
+    rows = record.get("rows")
+    return isinstance(rows, list) and all(map(is_one, rows))
+
+
+def _are_losses(losses: dict[str, Any]) -> bool:
+    """Whether there is everything that the figure shows."""
+    model, agreement, curves = (losses.get(key) for key in ("model", "agreement", "curves"))
+    if not isinstance(model, dict) or not isinstance(agreement, dict) or not isinstance(curves, list):
+        return False
+    bits: list[Any] = [curve.get("bits") if isinstance(curve, dict) else None for curve in curves]
+    if not all(isinstance(one, list) for one in bits) or len(bits) < 2 or len(set(map(len, bits))) > 1:
+        return False
+    held_out = [agreement.get(f"held_out_{key}_bits") for key in ("difference", "range_of_seeds")]
+    return (
+        all(is_of(number, "number") for number in (*chain(*bits), *held_out))
+        and all(is_of(model.get(key), "count") for key in ("hidden", "lanes", "chunk"))
+        and is_of(losses.get("text"), "text")
+    )
 
 
 def figures(results: Path) -> list[Figure]:
@@ -103,8 +122,7 @@ def markdown(results: Path, drawn: Collection[str] = ()) -> str:
 
 
 def _is_gpu(record: dict[str, Any]) -> bool:
-    machine = record.get("machine")
-    return isinstance(machine, dict) and "device" in machine
+    return "device" in record["machine"]
 
 
 def _panels(rows: Rows) -> list[dict[str, Any]]:

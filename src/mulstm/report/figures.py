@@ -51,7 +51,8 @@ def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
                 other = kind == "fast" and (line.fast or line.extra) and record["recipe"] in recipes.names()
                 model = recipes.load(record["recipe"]).title if other else line.label
                 label = f"{model}, {_kind(record)}"
-                lines.append({"row": line.row, "label": label, "kind": kind, "points": points})
+                drawn = {"row": line.row, "label": label, "kind": kind, "points": points}
+                lines.append(drawn | {"end": _end(record)})
     levels = {line.row: line.bits or line.paper for line in table.lines if line.row and line.paper}
     return {"title": table.title, "lines": lines, "paper": levels}
 
@@ -60,6 +61,12 @@ def _shown(records: Sequence[Record], table: str, row: str, kind: str) -> Record
     """The run whose curve is drawn: the first that counts, else the longest that was cut, else any."""
     found = shown_of_row(records, table, row, kind) or all_of_row(records, table, row, kind)
     return found[0] if found else None
+
+
+def _end(record: Record) -> list[tuple[float, float]]:
+    """Minutes, and the whole validation part as the tables' figures are measured: comparable between runs."""
+    bits = record["valid_bits_per_char"]
+    return [] if bits is None else [(record.minutes, float(bits))]
 
 
 def _kind(record: Record) -> str:
@@ -76,7 +83,7 @@ def _paint_curves(picture: Any, data: Any) -> None:
     axes.set_xlabel("training time (logarithmic)")
     axes.set_ylabel("validation bits/char")
     axes.set_xscale("log")
-    lowest = min(bits for line in data["lines"] for _, bits in line["points"])
+    lowest = min(bits for line in data["lines"] for _, bits in line["points"] + line["end"])
     drawn = {line["row"] for line in data["lines"]}
     levels = {row: level for row, level in data["paper"].items() if row in drawn}
     lowest = min([lowest, *levels.values()])
@@ -91,9 +98,17 @@ def _paint_curves(picture: Any, data: Any) -> None:
         style = "-" if line["kind"] == "fast" else (0, (4, 2))
         x, y = zip(*line["points"], strict=True)
         axes.plot(x, y, color=colour, linestyle=style, label=line["label"])
+        for minutes, bits in line["end"]:
+            _paint_end(axes, (x[-1], minutes), (y[-1], bits), colour)
     _paint_levels(axes, levels)
     _minutes_axis(axes.xaxis)
     picture.legend(loc="outside lower center", ncols=2)
+
+
+def _paint_end(axes: Any, x: tuple[float, float], y: tuple[float, float], colour: str) -> None:
+    """A ring at the second point, tied to the curve's end."""
+    axes.plot(x, y, color=colour, linewidth=0.8)
+    axes.plot(x[1:], y[1:], color=colour, marker="o", markersize=5, markerfacecolor="white", linestyle="none")
 
 
 def _paint_levels(axes: Any, levels: Mapping[str, float]) -> None:
@@ -116,7 +131,9 @@ def _paint_levels(axes: Any, levels: Mapping[str, float]) -> None:
 def _paint_sizes(picture: Any, data: Any) -> None:
     axes = picture.subplots()
     axes.set_title("Hutter Prize: test bits/char against size, 4 epochs")
-    axes.set_xlabel("million parameters (logarithmic)")
+    axes.set_xlabel(
+        "million parameters (logarithmic); below 20, the mLSTM's updates are shorter than the authors'"
+    )
     axes.set_ylabel("test bits/char")
     axes.set_xscale("log")
     for name, points in data.items():
@@ -197,10 +214,9 @@ def _times(records: Sequence[Record]) -> dict[str, Any]:
                     best = bits
                     points.append((bits, minutes))
             if len(points) > 1:
-                where = str(record["hardware"])
-                lines.append(
-                    {"row": row, "kind": kind, "label": f"{name} {_kind(record)}, {where}", "points": points}
-                )
+                label = f"{name} {_kind(record)}, {record['hardware']}"
+                end = [(bits, minutes) for minutes, bits in _end(record)]
+                lines.append({"row": row, "kind": kind, "label": label, "points": points, "end": end})
     return {"lines": lines} if lines else {}
 
 
@@ -213,7 +229,10 @@ def _paint_times(picture: Any, data: Any) -> None:
     for line in data["lines"]:
         x, y = zip(*line["points"], strict=True)
         style = "-" if line["kind"] == "fast" else (0, (4, 2))
-        axes.plot(x, y, color=COLOURS[line["row"]], linestyle=style, marker=".", label=line["label"])
+        colour = COLOURS[line["row"]]
+        axes.plot(x, y, color=colour, linestyle=style, marker=".", label=line["label"])
+        for bits, minutes in line["end"]:
+            _paint_end(axes, (x[-1], bits), (y[-1], minutes), colour)
     axes.plot([1.24], [paper.AUTHORS_MINUTES], marker="D", markersize=7, color=INK, linestyle="none")
     axes.annotate(
         "authors' 46M model, 1.24 test:\na week on a GTX 1080 Ti",
@@ -225,7 +244,7 @@ def _paint_times(picture: Any, data: Any) -> None:
         fontsize=9,
     )
     worst = max(bits for line in data["lines"] for bits, _ in line["points"])
-    best = min(bits for line in data["lines"] for bits, _ in line["points"])
+    best = min(bits for line in data["lines"] for bits, _ in line["points"] + line["end"])
     worst = min(worst, max(1.8, best + 0.1))
     axes.set_xlim(worst + 0.02, min(best, 1.24) - 0.02)
     soonest = min(minutes for line in data["lines"] for bits, minutes in line["points"] if bits <= worst)

@@ -58,13 +58,17 @@ def _layers(rows: Sequence[Row]) -> Iterator[Row]:
     at = {"level": "layer", "lanes": 128, "chunk": 200}
     for H, same, equal, goal in ((1900, 2.0, 1.0, 1.5), (2800, None, 1.0, 1.4)):
         ours = _best(rows, name="mlstm", hidden=H, **at)
-        title = f"layer forward and backward, hidden {H}, 128 x 200: times as fast as cuDNN's LSTM"
+        size = f"forward and backward, hidden {H}, 128 x 200: times as fast as cuDNN's LSTM"
+        title = f"layer in a graph, {size}"
         for backend, how in (("cudnn", "as it comes"), ("cudnn, one graph", "in a graph")):
             if same:
                 other = _best(rows, name="nn.LSTM", hidden=H, backend=backend, **at)
                 yield _line(f"{title} of the same hidden size, {how}", "x", same, None, _ratio(ours, other))
             other = _equal(rows, H, backend=backend, **at)
             yield _line(f"{title} of equal parameters, {how}", "x", equal, goal, _ratio(ours, other))
+        plain = _best(rows, name="mlstm", backend="triton, nn.MultiplicativeLSTM", hidden=H, **at)
+        work = f"nn.MultiplicativeLSTM without a graph, {size} of equal parameters, as it comes"
+        yield _line(work, "x", None, None, _ratio(plain, _equal(rows, H, backend="cudnn", **at)))
 
 
 def _updates(rows: Sequence[Row]) -> Iterator[Row]:

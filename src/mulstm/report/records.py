@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ WHAT: dict[str, tuple[str, tuple[type, ...]]] = {  # a value's kind, and the typ
     "number": ("a number", (int, float)),
     "score": ("a number or null", (int, float, type(None))),
     "table": ("an object", (dict,)),
+    "list": ("a list", (list,)),
 }
 KEYS = {  # that every record has, and the kinds of their values
     "recipe": "text",
@@ -51,6 +51,7 @@ AGAIN = "Make it again from its run with mulstm reproduce."
 DYNAMIC = "dynamic_"  # keys of dynamic evaluation begin so
 UNROUNDED = ("fp32", "fp64")  # storages of weights that round nothing
 CURVE_LINES = 200
+LARGEST = 1e300  # JSON has whole numbers that no float holds
 CUT = "its time was over"  # how a record says that a run may go on
 CUT_SHORT = "cut short after"  # how its reason begins, where there is no other
 
@@ -106,13 +107,23 @@ class Record:
 
 def read(results: Path) -> list[Record]:
     """Every record under results/<table>/<recipe>/, in the order of their paths; copies of other names no."""
-    return [_by_now(read_one(path)) for path in paths(results)]
+    return [_by_now(_in_its_place(results, path)) for path in paths(results)]
 
 
 def paths(results: Path) -> list[Path]:
     """Where they are."""
     found = sorted(results.rglob("seed*.json"))
     return [path for path in found if FILE.fullmatch(path.name) and path.parent != results]
+
+
+def _in_its_place(results: Path, path: Path) -> Record:
+    """A copy elsewhere would count as a run of its own."""
+    record = read_one(path)
+    its = place(results, record["recipe"], record["seed"])
+    if path != its:
+        whose = f"{record['recipe']}, seed {record['seed']}"
+        raise RunError(f"{path} is the record of {whose}. Move it to {its}, or remove it.")
+    return record
 
 
 def _by_now(record: Record) -> Record:
@@ -155,9 +166,15 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def _require(path: Path, key: str, value: Any, kind: str) -> None:
-    words, types = WHAT[kind]
-    if type(value) not in types or (isinstance(value, float) and not math.isfinite(value)):
-        raise RunError(f"{path} has {key} {shown(value)}, which is not {words}. {AGAIN}")
+    if not is_of(value, kind):
+        raise RunError(f"{path} has {key} {shown(value)}, which is not {WHAT[kind][0]}. {AGAIN}")
+
+
+def is_of(value: Any, kind: str) -> bool:
+    """Whether it is of one of WHAT's kinds, and small enough to be reckoned with."""
+    if type(value) not in WHAT[kind][1]:
+        return False
+    return not isinstance(value, int | float) or abs(value) < LARGEST
 
 
 def shown(value: Any) -> str:

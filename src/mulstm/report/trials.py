@@ -10,13 +10,17 @@ from typing import Any
 from mulstm import console
 from mulstm import recipe as recipes
 from mulstm.errors import RunError
+from mulstm.report.records import is_of
 from mulstm.report.tables import grid
 
 Result = dict[str, Any]
-KEYS = {
-    *("recipe", "set", "settings", "parameters", "epochs", "updates", "symbols_per_second", "train_seconds"),
-    *("valid_bits_per_char", "train_bits_per_char", "valid_symbols", "evaluate_lanes"),
-    *("hardware", "precision"),
+KEYS = {  # that every trial has, and the kinds of their values
+    **dict.fromkeys(("recipe", "hardware", "precision"), "text"),
+    **dict.fromkeys(("parameters", "updates", "valid_symbols", "evaluate_lanes"), "count"),
+    **dict.fromkeys(("epochs", "train_seconds"), "number"),
+    **dict.fromkeys(("valid_bits_per_char", "train_bits_per_char", "symbols_per_second"), "score"),
+    "set": "list",
+    "settings": "table",
 }
 _OF_MEASURING = {
     *("data.corpus", "data.alphabet", "data.split", "data.protocol", "data.records", "data.column"),
@@ -35,9 +39,17 @@ def read(path: Path) -> list[Result]:
         found = [None]
     # Lines about other things, without settings, may stand among them.
     trials = [line for line in found if not isinstance(line, dict) or "settings" in line]
-    if not all(isinstance(line, dict) and line.keys() >= KEYS for line in trials):
+    if not all(map(_is_trial, trials)):
         raise RunError(f"{path} is not the file of a search. Give another one, or remove it.")
     return trials
+
+
+def _is_trial(line: Any) -> bool:
+    if not isinstance(line, dict) or not line.keys() >= KEYS.keys():
+        return False
+    return all(is_of(line[key], kind) for key, kind in KEYS.items()) and all(
+        isinstance(change, str) for change in line["set"]
+    )
 
 
 def best_first(trials: Sequence[Result]) -> list[Result]:
