@@ -49,6 +49,11 @@ class Checkpoint:
         """How its texts are written; a convention of a later version is an error."""
         return Convention.of(self.alphabet, self.source, opens=bool(self.recipe.data.records))
 
+    @property
+    def tells_its_training(self) -> bool:
+        """An imported model's recipe has no name, and of data and optimiser only the defaults."""
+        return bool(self.recipe.name or self.meta.get("corpus"))
+
     def require_head(self) -> None:
         """Complains about a model that can represent texts, but not predict them."""
         if not self.source.get("head", True):

@@ -108,8 +108,13 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
-def decimal(value: float, digits: int) -> str:
-    """With so many digits behind the point; what is huge, as an untrained model's perplexity, in short."""
+def decimal(value: float | None, digits: int) -> str:
+    """With so many digits behind the point; what is huge, as an untrained model's perplexity, in short.
+
+    None is more than a float holds.
+    """
+    if value is None:
+        return "> 1e308"
     return f"{value:.{digits}{'f' if value < 1e6 else 'e'}}"
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import DataError
 
-Symbols = npt.NDArray[np.int64]
+Symbols = npt.NDArray[np.int16]  # a record may be long, and -1 is a target
 
 # UniRep's tokens 0 ... 23; three letters share the last one with X.
 RESIDUES = b"-MRHKDESTNQCUGPAVIFYWLOX"
@@ -60,7 +60,7 @@ class Convention:
         """What is fed before a record's own symbols, and never scored."""
         special = self.alphabet.special("start")
         if special is not None:
-            return np.array([special], dtype=np.int64)
+            return np.array([special], dtype=np.int16)
         if self.name.endswith("-review"):
             return self.encoded(b"\n ")
         return self.encoded(self.alphabet.border)
@@ -70,7 +70,7 @@ class Convention:
         """What ends a record: scored, but no part of its representation."""
         special = self.alphabet.special("stop")
         if special is not None:
-            return np.array([special], dtype=np.int64)
+            return np.array([special], dtype=np.int16)
         return self.encoded(b" " if self.name.endswith("-review") else self.alphabet.border)
 
     def body(self, text: bytes, record: str) -> Symbols:
@@ -114,7 +114,7 @@ class Convention:
     def encoded(self, text: bytes, name: str = "The text") -> Symbols:
         """The symbols of a text as it stands; an error begins with its name."""
         try:
-            return self.alphabet.encode(text).astype(np.int64)
+            return self.alphabet.encode(text).astype(np.int16)
         except DataError as error:
             raise self._fault(text, name) from error
 

@@ -16,11 +16,12 @@ import torch
 
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Chunk, Lanes
-from mulstm.errors import CheckpointError, DataError, MulstmError
+from mulstm.errors import DataError, MulstmError
 from mulstm.files import replacing
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
 from mulstm.packing import nats_of, run
+from mulstm.predict import no_number
 from mulstm.record_corpus import RecordSplit
 from mulstm.replay import scorer
 from mulstm.units import bits_per_char, word_perplexity
@@ -51,10 +52,7 @@ class Evaluation:
     def require_number(self, precision: str) -> None:
         """Whoever shows or keeps the cost has one."""
         if not math.isfinite(self.nats):
-            raise CheckpointError(
-                f"The model gives no number for this text: its weights are too large for {precision}. "
-                "Train it again, at a lower rate."
-            )
+            raise no_number("this text", precision)
 
 
 def evaluate(

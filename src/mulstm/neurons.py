@@ -20,7 +20,7 @@ from mulstm.files import replacing
 from mulstm.heat import Part, Scale
 from mulstm.nn.model import LanguageModel
 from mulstm.ops.reference import State
-from mulstm.predict import Predictor, Symbols
+from mulstm.predict import Predictor, Symbols, no_number
 from mulstm.records import Record
 
 # Figures by their ending, with what must be left out for equal ones to be equal files.
@@ -54,7 +54,7 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
     convention = loaded.convention
     symbols = convention.read(record.text, record.id)
     before, _ = convention.around
-    x = torch.from_numpy(symbols).to(model.W_out.device).unsqueeze(0)
+    x = torch.from_numpy(symbols).to(model.W_out.device).long().unsqueeze(0)
     chosen = list(units)
     values = np.empty((symbols.size, len(chosen)))
     state: tuple[State, ...] = model.zero_state(1)
@@ -62,6 +62,8 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
         for t in range(symbols.size):
             _, state = model.hidden(x[:, t : t + 1], state)
             values[t] = getattr(state[-1], of)[0, chosen].double().cpu().numpy()
+    if not np.isfinite(values).all():
+        raise no_number(f"record {record.id}", model.precision)
     return Trace(record.id, loaded.alphabet.decode(symbols[before:]), tuple(units), of, values[before:])
 
 

@@ -174,6 +174,14 @@ def draw(weights: npt.NDArray[np.float64], die: np.random.Generator) -> int:
     return min(place, int(np.flatnonzero(weights)[-1]))
 
 
-def as_text(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The text of one stream, as it is drawn; bytes that are no UTF-8 become the replacement character."""
-    return codecs.iterdecode(pieces, "utf-8", errors="replace")
+def as_text(pieces: Iterable[bytes], *, ends: bool = True) -> Iterator[str]:
+    """The text of one stream, as it is drawn; bytes that are no UTF-8 become the replacement character.
+
+    Of a text that does not end there, the first bytes of a last character are left out.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        if text := decoder.decode(piece):
+            yield text
+    if ends and (text := decoder.decode(b"", final=True)):
+        yield text

@@ -17,13 +17,19 @@ def bits_per_char(nats: float, symbols: int) -> float:
     return bits(nats) / symbols
 
 
-def perplexity(nats: float, count: float) -> float:
-    """e to the power of the mean over `count` things that cost `nats` in all."""
-    return math.exp(min(nats / count, 700.0))  # e to the 710 is more than a float holds
+def perplexity(nats: float, count: float) -> float | None:
+    """e to the power of the mean over `count` things that cost `nats` in all; None if no float holds it."""
+    try:
+        return math.exp(nats / count)
+    except OverflowError:
+        return None
 
 
-def word_perplexity(bits_per_symbol: float, symbols: int, words: int) -> float:
-    """The paper's conversion: 2 to the power of bits/symbol x symbols/words."""
+def word_perplexity(bits_per_symbol: float, symbols: int, words: int) -> float | None:
+    """The paper's conversion: 2 to the power of bits/symbol x symbols/words; likewise."""
     if words <= 0:
         raise ValueError(f"a perplexity over {words} words has no value")
-    return float(2.0 ** min(bits_per_symbol * symbols / words, 1000.0))
+    try:
+        return float(2.0 ** (bits_per_symbol * symbols / words))
+    except OverflowError:
+        return None

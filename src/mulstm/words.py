@@ -23,7 +23,7 @@ class WordCosts:
     spaces_nats: float
 
     @property
-    def perplexity(self) -> float:
+    def perplexity(self) -> float | None:
         """Of a word by its own bytes. The paper's conversion adds `spaces_nats`, so it is never smaller."""
         return perplexity(self.nats, self.count)
 

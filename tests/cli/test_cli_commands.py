@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from process import Call
 
 from made import settings
 from made_records import add
-from mulstm import checkpoint, recipe, report, reproduce
+from mulstm import checkpoint, cli, recipe, report, reproduce
 from mulstm.codec.bench import STANDARD
 
 
@@ -246,8 +247,24 @@ def test_sample(call: Call, trained: Path) -> None:
     assert len(found["texts"]) == 2
     told = call("sample", trained, "-n", 5, "--streams", 2, "-p", "x", "--temperature", 0).out
     assert told.count("--- ") == 2
+    for more in (("--json",), ("--streams", 2)):
+        code, _, err = call("sample", trained, "--raw", *more)
+        assert (code, "need one stream, and no JSON" in err) == (2, True)
     for streams in (1, 2):  # a prompt that is no UTF-8, as the system passes it on
         assert "ab\ufffd" in call("sample", trained, "-n", 5, "-p", "ab\udcff", "--streams", streams).out
+
+
+def test_streams_that_are_interrupted_are_not_lost(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken_off(*_: object) -> Iterator[list[bytes]]:
+        yield [b"one", b"other"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mulstm.sample.sample", broken_off)
+    with pytest.raises(SystemExit, match="130"):
+        cli.run(["sample", str(trained), "--streams", "2", "-p", "ab"])
+    assert capsys.readouterr().out == "--- 1 ---\nabone\n--- 2 ---\nabother\n"
 
 
 def test_sample_in_a_precision(call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +315,16 @@ def test_info(call: Call, trained: Path) -> None:
     about = json.loads(call("info", trained, "--json").out)
     assert about["alphabet"] == 256
     assert about["metrics"]["update"] == 12
+    assert about["recipe"]["optimiser"]["name"]
+
+
+def test_info_tells_nothing_of_a_training_that_it_does_not_know(
+    call: Call, trained: Path, tmp_path: Path
+) -> None:
+    loaded = checkpoint.load(trained)
+    checkpoint.save(tmp_path / "imported.safetensors", loaded.model, loaded.alphabet)
+    about = json.loads(call("info", tmp_path / "imported.safetensors", "--json").out)
+    assert about["recipe"] == {"model": asdict(loaded.model.recipe)}
 
 
 def test_info_says_why_there_are_no_kernels(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

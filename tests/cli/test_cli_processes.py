@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from made import TINY, settings, text_recipe
 from mulstm import checkpoint, report, runs, train
 from mulstm.__main__ import interrupted
+from mulstm.sample import Sampling, sample
 
 MASKED = ("dropout.hidden=0.2", "dropout.embedding=0.2", "train.ema=0.9", "train.drop_state=0.1")
 
@@ -257,6 +258,30 @@ def test_standard_streams_that_are_closed_full_or_narrow(trained: Path, line: st
     assert words in err
     assert "Traceback" not in err
     assert "Exception ignored" not in err
+
+
+def test_bytes_are_written_as_they_are_drawn(trained: Path) -> None:
+    loaded = checkpoint.load(trained)
+    how = Sampling(length=60, temperature=3.0, seed=3)
+    expected = b"".join(row[0] for row in sample(loaded.model, loaded.alphabet, b"ab", how))
+    assert b"\xef\xbf\xbd" in expected.decode(errors="replace").encode()
+    command = [
+        sys.executable,
+        "-m",
+        "mulstm",
+        "sample",
+        str(trained),
+        "-p",
+        "ab",
+        "-n",
+        "60",
+        "-t",
+        "3",
+        "--seed",
+        "3",
+    ]
+    done = subprocess.run([*command, "--raw"], capture_output=True, env=environment(), timeout=60, check=True)
+    assert done.stdout == expected
 
 
 GROUP = ["--standalone", "--nproc-per-node=2", "-m", "mulstm"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from process import Call
 
 from foreign import unirep
@@ -166,6 +167,8 @@ def test_embed(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "r.jsonl").read_text().splitlines()[0])["joined"]) == 6
     assert call("embed", *proteins, "-o", tmp_path / "r.npz", "--what", "everything").code == 2
     assert call("embed", *proteins, "-o", tmp_path / "r.xyz").code == 3
+    for units in (",", " ", "1,,2"):
+        assert call("embed", *proteins, "-o", tmp_path / "u.npz", "--units", units).code == 2
 
 
 def test_score(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
@@ -177,6 +180,8 @@ def test_score(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
         ("two", 23, 23, 2),
     ]
     assert objects[0]["nats"] == pytest.approx(sum(objects[0]["losses"]))
+    assert len(objects[0]["text"]) == 10
+    assert "text" not in json.loads(call("score", *proteins, "--json").out.splitlines()[0])
     code, out, err = call("score", *proteins, "--html", tmp_path / "s.html")
     assert code == 0
     assert "bits/symbol" in out
@@ -220,7 +225,7 @@ def test_score_a_text(call: Call, trained: Path, tmp_path: Path) -> None:
 def test_huge_perplexities_are_told_in_short(
     call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "t.txt").write_text("~" * 2_000)
+    (tmp_path / "t.txt").write_text("~" * 60)
     monkeypatch.setattr(Split, "words", 1)
     given = trained, tmp_path / "t.txt"
     record = json.loads((trained / "metrics.json").read_text()) | {"test_word_perplexity": 1e40}
@@ -230,6 +235,13 @@ def test_huge_perplexities_are_told_in_short(
         *summary(record)[1:2],
     ):
         assert re.search(r"word perplexity \d\.\d\de\+\d+\b", told)
+    (tmp_path / "t.txt").write_text("~" * 2_000)
+    for told in (*call("evaluate", *given, "--words", "-q").out.splitlines(), call("score", *given).err):
+        assert "word perplexity > 1e308" in told
+    scored = json.loads(call("score", *given, "--json").out)
+    assert scored["word_perplexity"] is None
+    assert scored["bits_per_word"] > 1024
+    assert json.loads(call("evaluate", *given, "--json").out)["word_perplexity"] is None
 
 
 def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
@@ -246,6 +258,7 @@ def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 0
     assert len(json.loads(out)["units"]["1"]) == 3
+    assert json.loads(out)["symbols"] == ["a", "b", "c"]
     assert (tmp_path / "f.svg").exists()
     assert (tmp_path / "f.html").exists()
     code, out, _ = call("neurons", "sample", trained, "--clamp", "1=2.0", "-n", 10, "-p", "abc")
@@ -257,6 +270,37 @@ def test_neurons(call: Call, trained: Path, tmp_path: Path) -> None:
     code, out, err = call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 1, "--figure", "f.bmp")
     assert (code, out, "does not end in .svg or .png or .pdf" in err) == (3, "", True)
     assert call("neurons", "trace", trained, tmp_path / "t.txt", "-u", 99999).code == 3
+
+
+def test_a_page_is_no_standard_output(
+    call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_text("abc\n")
+    Path("-").write_text("precious")
+    for command in (("score", "--html"), ("neurons", "trace", "-u", 1, "--html")):
+        *words, option = command
+        code, out, err = call(*words, trained, "t.txt", option, "-")
+        assert (code, out, "- does not end in .html" in err) == (3, "", True)
+    assert Path("-").read_text() == "precious"
+
+
+def test_a_model_that_gives_no_numbers(call: Call, trained: Path, tmp_path: Path) -> None:
+    loaded = checkpoint.load(trained)
+    with torch.no_grad():
+        for p in loaded.model.parameters():
+            p.mul_(1e15)
+    path = tmp_path / "large.safetensors"
+    checkpoint.save(path, loaded.model, loaded.alphabet, recipe=loaded.recipe)
+    (tmp_path / "t.txt").write_text("aba\n" * 20)
+    for command in (
+        ("embed", path, tmp_path / "t.txt", "-o", tmp_path / "e.jsonl"),
+        ("neurons", "trace", path, tmp_path / "t.txt", "-u", 1, "--json"),
+    ):
+        code, out, err = call(*command)
+        assert (code, out) == (3, "")
+        assert "The model gives no number for record 1: its weights are too large" in err
+    assert not (tmp_path / "e.jsonl").exists()
 
 
 def test_what_is_no_letter_is_traced_by_its_number(call: Call, trained: Path, tmp_path: Path) -> None:

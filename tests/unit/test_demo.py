@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
@@ -26,7 +27,7 @@ from mulstm.interop import unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
 from mulstm.records import Record
-from mulstm.sample import Sampling, sample
+from mulstm.sample import Sampling, as_text, sample
 from mulstm.scoring import score
 from mulstm.units import bits
 
@@ -107,7 +108,57 @@ def test_a_reading_that_is_broken_off_leaves_nothing_wrong(
     assert reader.read("x" * 90)["bits"] == pytest.approx(Reader(loaded).read("x" * 90)["bits"], rel=1e-6)
 
 
-def test_units_are_those_of_neurons(loaded: Checkpoint) -> None:
+def test_what_was_read_before_a_reading_was_broken_off_stays(
+    loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, read, left = Reader(loaded), [], [2]
+    call = reader.logits.call
+    monkeypatch.setattr(reader.logits, "call", lambda x, state: (read.append(x.shape[1]), call(x, state))[1])
+
+    def is_over() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    with pytest.raises(reading.BrokenOffError):
+        reader.read("x" * 200, is_over=is_over)
+    assert read == [PIECE, PIECE]
+    expected = Reader(loaded).read("x" * 200)["bits"]
+    assert reader.read("x" * 200)["bits"] == pytest.approx(expected, rel=1e-6)
+    assert sum(read) == 201
+    reader.close()
+    for work in (lambda: reader.read("y" * 90), lambda: reader.go_on("y" * 90, Sampling())):
+        with pytest.raises(reading.BrokenOffError):
+            work()
+
+
+def test_a_character_that_is_not_whole_is_not_given(
+    loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pieces, text in (
+        ([b"a", b"\xd0"], "a"),
+        ([b"\xd0", b"\xb0"], "\u0430"),
+        ([b"\xd0", b"a"], "\ufffda"),
+    ):
+        monkeypatch.setattr(reading, "go_on", lambda *_, given=pieces, **__: iter([piece] for piece in given))
+        assert "".join(Reader(loaded).go_on("x", Sampling())) == text
+
+
+def test_reviews_are_gone_on_with_as_they_stand(loaded: Checkpoint) -> None:
+    reader = Reader(replace(loaded, meta={"source": {"convention": "openai-review"}}))
+    how = Sampling(length=20, seed=3)
+    assert reader.read("I am ")["symbols"] == 4
+    expected = b"".join(row[0] for row in sample(loaded.model, loaded.alphabet, b"\n I am ", how))
+    assert "".join(reader.go_on("I am ", how)) == "".join(as_text([expected], ends=False))
+
+
+def test_a_model_that_gives_no_number(loaded: Checkpoint) -> None:
+    with torch.no_grad():
+        loaded.model.W_out.mul_(1e39)
+    with pytest.raises(CheckpointError, match=r"gives no number for this text: its weights are too large"):
+        Reader(loaded).read("abc")
+
+
+def test_units_are_those_of_neurons_after_a_line_end(loaded: Checkpoint) -> None:
     found = Reader(loaded).read("\u00e9a", unit=4)
     traced = neurons.trace(loaded, Record("1", "\n\u00e9a".encode()), [4]).values[1:, 0]
     assert [one["value"] for one in found["characters"]] == pytest.approx([traced[1], traced[2]], rel=1e-5)
@@ -117,11 +168,11 @@ def test_units_are_those_of_neurons(loaded: Checkpoint) -> None:
         Reader(loaded).read("a", unit=9)
 
 
-def test_going_on_draws_what_sample_draws(loaded: Checkpoint) -> None:
+def test_going_on_draws_what_sample_draws_after_a_line_end(loaded: Checkpoint) -> None:
     how = Sampling(length=50, temperature=0.7, seed=3)
     drawn = b"".join(row[0] for row in sample(loaded.model, loaded.alphabet, b"\n" + TEXT.encode(), how))
     reader = Reader(loaded)
-    assert "".join(reader.go_on(TEXT, how)) == drawn.decode(errors="replace")
+    assert "".join(reader.go_on(TEXT, how)) == "".join(as_text([drawn], ends=False))
     with pytest.raises(MulstmError, match=r"length of -1"):
         reader.go_on(TEXT, Sampling(length=-1))
 
@@ -300,4 +351,22 @@ def test_no_more_is_drawn_than_allowed(port: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(app, "LONGEST", 7)
     _, body, _ = ask(port, "POST", "/continue", {"text": "ab", "length": 500})
     assert len(body.splitlines()) <= 8
-    assert reading.MOST == 20_000
+
+
+def test_a_reading_that_nobody_waits_for_is_broken_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def read(self: Reader, text: str, unit: int | None, is_over: reading.Over) -> None:
+        begun.set()
+        for _ in range(1000):
+            if is_over():
+                ended.set()
+                raise reading.BrokenOffError
+            time.sleep(0.01)
+
+    monkeypatch.setattr(Reader, "read", read)
+    connection = http.client.HTTPConnection(app.ADDRESS, port, timeout=60)
+    connection.request("POST", "/read", b'{"text": "abc"}', {"Content-Type": "application/json"})
+    assert begun.wait(10)
+    connection.close()
+    assert ended.wait(5)

@@ -17,10 +17,12 @@ def test_word_perplexity_of_the_paper() -> None:
     assert word_perplexity(1.2649, 1_256_449, 245_569) == pytest.approx(88.76, abs=0.01)
 
 
-def test_perplexity_stays_a_number() -> None:
+def test_a_perplexity_that_no_float_holds_is_none() -> None:
     assert perplexity(4 * math.log(3.0), 4) == pytest.approx(3.0)
-    assert math.isfinite(perplexity(1e9, 1))
-    assert math.isfinite(word_perplexity(8.0, 1_000, 1))
+    assert perplexity(709.0, 1) == pytest.approx(math.exp(709.0))
+    assert perplexity(710.0, 1) is None
+    assert word_perplexity(1.0, 1_023, 1) == 2.0**1023
+    assert word_perplexity(8.0, 1_000, 1) is None
 
 
 def test_nothing_has_no_mean() -> None:

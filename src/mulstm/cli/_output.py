@@ -22,7 +22,7 @@ def require_room(
     endings: Sequence[str] = (),  # those of the one format that is written
 ) -> None:
     """Raises DataError, before any work is done, where `target` cannot be written or a file would be lost."""
-    if target is None or str(target) == "-":
+    if target is None or (str(target) == "-" and not endings):  # the standard output has no format
         return
     if endings and target.suffix not in endings:
         raise DataError(f"{target} does not end in {' or '.join(endings)}. Give a path that does.")

@@ -1,4 +1,4 @@
-"""A text on stdout while it is drawn."""
+"""A text, or its bytes, on stdout while it is drawn."""
 
 from __future__ import annotations
 
@@ -23,3 +23,10 @@ def write_drawn(prompt: str, pieces: Iterator[list[bytes]]) -> None:
         sys.stdout.write(console.shown(text))
         sys.stdout.flush()
     console.result("")
+
+
+def write_bytes(pieces: Iterator[list[bytes]]) -> None:
+    """What one stream draws, as it is."""
+    for (piece,) in pieces:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()

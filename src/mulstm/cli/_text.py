@@ -110,8 +110,7 @@ def is_protein(model: Checkpoint) -> bool:
 
 
 def _require_origin(model: Checkpoint, remedy: str) -> None:
-    # An imported model has a recipe without a name, and of its text only the default stands there.
-    if not (model.recipe.name or model.meta.get("corpus")):
+    if not model.tells_its_training:
         usual = 'Use "mulstm score".' if is_protein(model) else "Give a text."
         raise CheckpointError(f"This model does not say what it was trained on. {remedy or usual}")
 

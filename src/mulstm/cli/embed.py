@@ -80,6 +80,6 @@ def command(
 
 def _units(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(word) for word in text.split(",") if word.strip())
+        return tuple(int(word) for word in text.split(",")) if text else ()
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no list of units such as 3,17", param_hint="--units") from None

@@ -185,7 +185,7 @@ def _told(part: Split, found: Evaluation) -> str:
 
     line = f"{found.bits_per_char:.4f} bits/char on {console.counted(found.symbols, 'symbol')}"
     line += f" of {part.corpus} ({part.name})"
-    if found.word_perplexity is not None:
+    if found.words:
         perplexity = console.decimal(found.word_perplexity, 2)
         line += f", word perplexity {perplexity} on {found.words:,} words"
     return line

@@ -81,6 +81,7 @@ def _model(path: Path) -> dict[str, Any]:
     from mulstm import checkpoint
 
     loaded = checkpoint.load(path)
+    recipe = loaded.meta["recipe"]
     return {
         "file": str(checkpoint.find(path)),
         "parameters": loaded.model.parameter_count(),
@@ -89,7 +90,7 @@ def _model(path: Path) -> dict[str, Any]:
         "storage": loaded.meta["storage"],
         "metrics": loaded.meta["metrics"],
         "source": loaded.source,
-        "recipe": loaded.meta["recipe"],
+        "recipe": recipe if loaded.tells_its_training else {"model": recipe["model"]},
     }
 
 

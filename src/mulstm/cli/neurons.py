@@ -53,16 +53,14 @@ def trace(
             console.result("\t".join(["id", "position", "symbol", *(f"{of}[{u}]" for u in unit)]))
         if not found or page is not None:
             found.append(one)
+        names = [symbol_name(loaded.convention, k) for k in loaded.alphabet.encode(one.text).tolist()]
         if as_json:
             values = {str(u): one.values[:, k].tolist() for k, u in enumerate(one.units)}
-            console.result_json({"id": one.id, "of": of, "units": values}, indent=None)
+            console.result_json({"id": one.id, "of": of, "symbols": names, "units": values}, indent=None)
             continue
-        symbols = loaded.alphabet.encode(one.text).tolist()
-        for t, (symbol, row) in enumerate(zip(symbols, one.values, strict=True), 1):
-            name = repr(symbol_name(loaded.convention, symbol))
-            console.result(
-                "\t".join([console.in_line(one.id), str(t), name, *(f"{value:.6f}" for value in row)])
-            )
+        for t, (name, row) in enumerate(zip(names, one.values, strict=True), 1):
+            cells = [console.in_line(one.id), str(t), repr(name), *(f"{value:.6f}" for value in row)]
+            console.result("\t".join(cells))
     if not found:
         raise DataError("The input holds no record. Check the file and --as.")
     if figure is not None:

@@ -104,6 +104,8 @@ def _object(score: Score, losses: bool, words: bool) -> dict[str, Any]:
     plain = score.as_dict()
     if not losses:
         plain.pop("losses", None)
+    if losses or words:  # of which text they are: it may have been cleaned
+        plain["text"] = score.text.decode("utf-8", errors="replace")
     if words:
         plain["word_scores"] = [
             {"word": w.text.decode("utf-8", errors="replace"), "start": w.start, "nats": w.nats}

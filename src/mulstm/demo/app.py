@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from types import FrameType
@@ -26,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mulstm import heat
 from mulstm.checkpoint import Checkpoint
-from mulstm.demo.reading import MOST, Reader
+from mulstm.demo.reading import MOST, Over, Reader
 from mulstm.errors import MulstmError
 from mulstm.heat import Scale
 from mulstm.sample import Sampling
@@ -66,7 +69,7 @@ def serve(here: socket.socket, reader: Reader, about: dict[str, Any]) -> None:
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            reader.turn += 1  # a text that is being drawn would hold up the end
+            reader.close()  # a text that is being read or drawn would hold up the end
             # From now on requests are broken off, which uvicorn would tell with a traceback.
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             super().handle_exit(sig, frame)
@@ -88,8 +91,6 @@ def facts(loaded: Checkpoint, name: Path) -> dict[str, Any]:
         "alphabet": loaded.alphabet.size,
         # JSON has no word for what is not finite.
         "test_bits_per_char": bits if isinstance(bits, int | float) and 0 <= bits < 1e9 else None,
-        "corpus": Path(loaded.recipe.data.corpus).name,
-        "most": MOST,
     }
 
 
@@ -102,7 +103,7 @@ def make(reader: Reader, about: dict[str, Any]) -> ASGIApp:
     async def read(request: Request) -> Response:
         asked = await _asked(request)
         unit = None if asked.get("unit") is None else int(_number(asked, "unit", 0))
-        return JSONResponse(await run_in_threadpool(reader.read, _text(asked), unit))
+        return JSONResponse(await _while_wanted(request, partial(reader.read, _text(asked), unit)))
 
     async def go_on(request: Request) -> Response:
         asked = await _asked(request)
@@ -112,7 +113,7 @@ def make(reader: Reader, about: dict[str, Any]) -> ASGIApp:
             top_p=_number(asked, "top_p", 1.0),
             seed=int(_number(asked, "seed", 1)),
         )
-        pieces = await run_in_threadpool(reader.go_on, _text(asked), how)
+        pieces = await _while_wanted(request, partial(reader.go_on, _text(asked), how))
         return StreamingResponse(_lines(pieces), media_type="application/x-ndjson")
 
     routes = [Route(path, _file(*file)) for path, file in PAGE.items()]
@@ -125,6 +126,22 @@ def make(reader: Reader, about: dict[str, Any]) -> ASGIApp:
         exception_handlers={MulstmError: _refused, HTTPException: _refused},
     )
     return _guarded(made)
+
+
+async def _while_wanted(request: Request, work: Callable[[Over], Any]) -> Any:
+    """What `work` gives, in a thread of its own; it is told when whoever asked has gone."""
+    gone = threading.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        return await run_in_threadpool(work, gone.is_set)
+    finally:
+        watching.cancel()
 
 
 def _guarded(app: ASGIApp) -> ASGIApp:

@@ -6,6 +6,7 @@ const WAIT = 250; // milliseconds without a key before the text is read
 const PATIENCE = 700; // milliseconds of reading before the page says so
 let shown = []; // the characters of the last reading
 let asked = 0; // readings asked for: an answer to an older one is dropped
+let reading = null; // what breaks off the reading that is under way
 let timer = 0;
 let drawing = null; // what stops the drawing that is under way
 
@@ -40,10 +41,12 @@ function tell(fault) {
 
 async function read() {
   const mine = ++asked;
+  reading?.abort();
+  reading = new AbortController();
   const slow = setTimeout(() => ($("summary").textContent = "Reading \u2026"), PATIENCE);
   const unit = $("unit").value === "" ? null : Number($("unit").value);
   try {
-    const found = await (await post("read", { text: $("text").value, unit })).json();
+    const found = await (await post("read", { text: $("text").value, unit }, reading.signal)).json();
     if (mine !== asked) return;
     $("message").textContent = "";
     show(found);

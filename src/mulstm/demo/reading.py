@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from mulstm.checkpoint import Checkpoint
+from mulstm.convention import Symbols
 from mulstm.embedding import require_units
-from mulstm.errors import DataError
+from mulstm.errors import DataError, MulstmError
 from mulstm.heat import Scale, characters, visible
 from mulstm.ops.reference import State
-from mulstm.predict import Predictor
+from mulstm.predict import Predictor, no_number
 from mulstm.sample import Sampling, as_text, go_on, opening
 from mulstm.scoring import likeliest, symbol_name
 from mulstm.scoring.page import HIGHEST, HIGHEST_RESIDUE
@@ -27,8 +28,15 @@ MOST = 20_000  # bytes of a text
 GUESSES = 3  # likeliest symbols told for each place
 NEXT = 10  # and for the one after the text
 
-Symbols = npt.NDArray[np.int64]
 Call = Callable[[Tensor, tuple[State, ...]], tuple[Tensor, tuple[State, ...]]]
+Over = Callable[[], bool]  # whether nobody waits for it any more
+
+
+class BrokenOffError(MulstmError):
+    """A reading that nobody waits for was ended before its end."""
+
+    def __init__(self) -> None:
+        super().__init__("Nobody waits for this text any more. Send it again.")
 
 
 class Memory:
@@ -36,24 +44,26 @@ class Memory:
 
     def __init__(self, call: Call, state: tuple[State, ...]) -> None:
         self.call = call
-        self.symbols: Symbols = np.empty(0, dtype=np.int64)
+        self.symbols: Symbols = np.empty(0, dtype=np.int16)
         self.made: list[Tensor] = []  # one a piece
         self.states = [state]  # before the first piece, and after each
 
     @torch.inference_mode()
-    def read(self, symbols: Symbols) -> Tensor:
-        """(symbols, width), float32 on the CPU."""
+    def read(self, symbols: Symbols, is_over: Over) -> Tensor:
+        """(symbols, width), float32 on the CPU; what was read stays, also where it is broken off."""
         common = min(symbols.size, self.symbols.size)
         differ = np.flatnonzero(symbols[:common] != self.symbols[:common])
         whole = int(differ[0] if differ.size else common) // PIECE
         del self.made[whole:], self.states[whole + 1 :]
-        self.symbols = symbols[: whole * PIECE]  # true whatever ends the reading
+        self.symbols = symbols[: whole * PIECE]
         for start in range(whole * PIECE, symbols.size, PIECE):
-            x = torch.from_numpy(symbols[None, start : start + PIECE]).to(self.states[0][0].h.device)
+            if is_over():
+                raise BrokenOffError
+            x = torch.from_numpy(symbols[None, start : start + PIECE]).long().to(self.states[0][0].h.device)
             made, state = self.call(x, self.states[-1])
             self.made.append(made[0].float().cpu())
             self.states.append(state)
-        self.symbols = symbols
+            self.symbols = symbols[: start + PIECE]
         return torch.cat(self.made)
 
 
@@ -71,18 +81,27 @@ class Reader:
         self.units = Memory(model.hidden, model.zero_state(1))
         self.lock = threading.Lock()
         self.turn = 0  # of going on: a later one ends those before it
+        self.closed = False
 
-    def read(self, text: str, unit: int | None = None) -> dict[str, Any]:
+    def close(self) -> None:
+        """Ends what is being read or drawn; from a signal's handler, so without the lock."""
+        self.closed = True
+        self.turn += 1
+
+    def read(self, text: str, unit: int | None = None, is_over: Over = lambda: False) -> dict[str, Any]:
         """One object for the page; with a unit the text is coloured by that unit's h."""
         before, own = self._symbols(text)
         symbols = np.concatenate([before, own])
         if unit is not None:
             require_units(self.predictor.model, [unit])
         with self.lock:
-            log_p = torch.log_softmax(self.logits.read(symbols).double(), dim=-1)
-            h = None if unit is None else self.units.read(symbols)[before.size :, unit]
+            over = self._over(is_over)
+            log_p = torch.log_softmax(self.logits.read(symbols, over).double(), dim=-1)
+            h = None if unit is None else self.units.read(symbols, over)[before.size :, unit]
+        if not log_p.isfinite().all() or (h is not None and not h.isfinite().all()):
+            raise no_number("this text", self.predictor.model.precision)
         expected = log_p[before.size - 1 : -1]  # what was known before each of the text's own symbols
-        losses = -bits(1.0) * expected.gather(1, torch.from_numpy(own)[:, None])[:, 0].numpy()
+        losses = -bits(1.0) * expected.gather(1, torch.from_numpy(own).long()[:, None])[:, 0].numpy()
         values = losses if h is None else h.double().numpy()
         scale = self._scale(unit, values)
         return {
@@ -93,17 +112,23 @@ class Reader:
             "scale": {"low": scale.low, "high": scale.high, "name": scale.unit, "both": scale.diverging},
         }
 
-    def go_on(self, text: str, how: Sampling) -> Iterator[str]:
-        """Pieces of text as they are drawn, until the length is reached or somebody else's turn begins."""
+    def go_on(self, text: str, how: Sampling, is_over: Over = lambda: False) -> Iterator[str]:
+        """Pieces of text as they are drawn, until the length is reached or somebody else's turn begins.
+
+        A character that is not whole by then is left out: its first bytes would be read as another one.
+        """
         how.check()
-        symbols = np.concatenate(self._symbols(text))
+        symbols = np.concatenate(self._symbols(text, clean=False))
         with self.lock:
             self.turn += 1
             turn = self.turn
-            last = self.logits.read(symbols)[-1]
+            last = self.logits.read(symbols, self._over(is_over))[-1]
             self.predictor.go_on_from(last[None], self.logits.states[-1])
             drawn = go_on(self.predictor, sampling=how)
-        return as_text(self._pieces(drawn, turn))
+        return as_text(self._pieces(drawn, turn), ends=False)
+
+    def _over(self, is_over: Over) -> Over:
+        return lambda: self.closed or is_over()
 
     def _pieces(self, drawn: Iterator[list[bytes]], turn: int) -> Iterator[bytes]:
         while True:
@@ -113,8 +138,8 @@ class Reader:
                 return
             yield pieces[0]
 
-    def _symbols(self, text: str) -> tuple[Symbols, Symbols]:
-        """What stands before a text, and its own symbols."""
+    def _symbols(self, text: str, clean: bool = True) -> tuple[Symbols, Symbols]:
+        """What stands before a text, and its own symbols; as it stands, unless it is to be made clean."""
         try:
             raw = text.encode()
         except UnicodeEncodeError:
@@ -126,7 +151,7 @@ class Reader:
         start = self.convention.start
         if not start.size:
             start = self.convention.encoded(opening(self.convention.alphabet))
-        return start, self.convention.encoded(self.convention.cleaned(raw))
+        return start, self.convention.encoded(self.convention.cleaned(raw) if clean else raw)
 
     def _scale(self, unit: int | None, values: npt.NDArray[np.float64]) -> Scale:
         if unit is None:

@@ -21,6 +21,7 @@ from mulstm.embedding.store import Store
 from mulstm.errors import DataError
 from mulstm.nn.model import LanguageModel
 from mulstm.packing import LANES, Packed, Symbols, run
+from mulstm.predict import no_number
 from mulstm.records import Record, texts
 
 __all__ = ["Embedded", "Representations", "Summary", "embed", "embed_file", "embedded"]
@@ -97,12 +98,20 @@ def embedded(
             _hand_over(packed, h, positions)
         if packed.ended:
             lengths = torch.tensor(packed.start[packed.ended] + T, device=total.device)
-            yield Embedded(
+            part = Embedded(
                 [packed.record[lane] for lane in packed.ended],
                 _array(total[packed.ended] / lengths.unsqueeze(-1)),
                 _array(h[packed.ended, -1]),
                 _array(state.c[packed.ended]),
             )
+            _require_numbers(part, model.precision)
+            yield part
+
+
+def _require_numbers(part: Embedded, precision: str) -> None:
+    for row, record in enumerate(part.records):
+        if not all(np.isfinite(vectors[row]).all() for vectors in part[1:]):
+            raise no_number(f"record {record + 1}", precision)
 
 
 @dataclass(frozen=True)

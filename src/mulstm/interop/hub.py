@@ -108,9 +108,10 @@ def card(loaded: Checkpoint, name: str, licence: str = "") -> str:
 
 
 def _config(loaded: Checkpoint) -> dict[str, Any]:
+    recipe = recipes.as_dict(loaded.recipe)
     return {
         "model_type": "mulstm",
-        "recipe": recipes.as_dict(loaded.recipe),
+        "recipe": recipe if loaded.tells_its_training else {"model": recipe["model"]},
         "alphabet": loaded.alphabet.to_json(),
         "source": dict(loaded.source),
         "fingerprint": loaded.meta["fingerprint"],

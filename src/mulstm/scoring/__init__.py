@@ -16,9 +16,9 @@ from torch import Tensor
 from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
-from mulstm.errors import CheckpointError, DataError
+from mulstm.errors import DataError
 from mulstm.packing import LANES, Symbols, nats_of, run
-from mulstm.predict import impossible
+from mulstm.predict import impossible, no_number
 from mulstm.records import Record, texts
 from mulstm.units import bits, perplexity
 from mulstm.words import SPACES
@@ -43,7 +43,7 @@ class Score:
         return bits(self.nats) / self.symbols
 
     @property
-    def perplexity(self) -> float:
+    def perplexity(self) -> float | None:
         """Of a symbol."""
         return perplexity(self.nats, self.symbols)
 
@@ -172,10 +172,7 @@ def _unordered(
         for lane in packed.ended:
             done = reading.pop(packed.record[lane])
             if not math.isfinite(done.nats):
-                raise CheckpointError(
-                    f"The model gives no number for record {done.id}: its weights are too large for "
-                    f"{model.precision}. Train it again, at a lower rate."
-                )
+                raise no_number(f"record {done.id}", model.precision)
             symbols = int((targets.pop(packed.record[lane]) >= 0).sum())
             yield (
                 packed.record[lane],
