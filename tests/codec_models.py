@@ -45,29 +45,15 @@ def integer(alphabet: Alphabet | None = None, seed: int = 0, **wiring: object) -
     return quantize(weights, model.recipe, alphabet or Alphabet.bytes(), "0" * 64)
 
 
-def golden() -> IntegerModel:
+def golden(size: int = 30, **wiring: object) -> IntegerModel:
     """A model whose weights are hash values: the same with every version of every library."""
-    alphabet, H, E = Alphabet(bytes(range(10, 127))), 9, 4
-    shapes = {
-        "embedding": (alphabet.size, E),
-        "layers.0.W_mx": (H, E),
-        "layers.0.W_mh": (H, H),
-        "layers.0.W_zx": (4 * H, E),
-        "layers.0.W_zm": (4 * H, H),
-        "layers.0.b_z": (4 * H,),
-        "layers.0.g_mx": (H,),
-        "layers.0.g_mh": (H,),
-        "layers.0.g_zx": (4 * H,),
-        "layers.0.g_zm": (4 * H,),
-        "W_out": (alphabet.size, H),
-        "b_out": (alphabet.size,),
-    }
+    alphabet = Alphabet(bytes(range(10, 127)))
+    recipe = ModelRecipe(**{"hidden": 9, "embedding": 4, "weight_norm": True} | wiring)  # type: ignore[arg-type]
     weights = {}
-    for name, shape in shapes.items():
-        drawn = hashlib.shake_128(name.encode()).digest(4 * math.prod(shape))
-        size = 2.0 ** (32 if name.endswith("out") else 30)
-        weights[name] = (np.frombuffer(drawn, "<i4") / size).astype(np.float32).reshape(shape)
-    recipe = ModelRecipe(hidden=H, embedding=E, weight_norm=True)
+    for name, tensor in LanguageModel(recipe, alphabet.size, init=None).state_dict().items():
+        drawn = hashlib.shake_128(name.encode()).digest(4 * tensor.numel())
+        count = 2.0 ** (32 if name.endswith("out") else size)
+        weights[name] = (np.frombuffer(drawn, "<i4") / count).astype(np.float32).reshape(tensor.shape)
     return quantize(weights, recipe, alphabet, "golden")
 
 

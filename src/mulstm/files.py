@@ -71,10 +71,10 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     """An empty file beside `path` to write to; it takes the place of `path` when the block ends well.
 
-    A link stays, and what it points to is replaced. Who may read a file stays, too.
+    A link stays, and what it points to is replaced. Who may read a file stays, too; a new one has `mode`.
     """
     given, path = path, Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary: Path | None = None
@@ -83,7 +83,9 @@ def replacing(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             raise OSError(None, "it is no plain file")
         temporary = _beside(path)
-        mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
+        if mode is None or path.exists():
+            mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
+        temporary.chmod(mode | stat.S_IRUSR | stat.S_IWUSR)  # no more is shown of it while it is written
         yield temporary
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import signal
@@ -224,3 +225,45 @@ def test_pipes(trained: Path, note: Path) -> None:
             timeout=90,
         ).stdout
     assert content == note.read_bytes()[:400]
+
+
+STREAMS = {
+    "m compress $MODEL note.txt -o - -q >&-": "The standard output is closed",
+    "m compress $MODEL - -o c.mul -q <&-": "The standard input is closed",
+    "m decompress $MODEL - -o c.txt -q <&-": "The standard input is closed",
+    "ulimit -f 1; PYTHONUNBUFFERED=1 m compress $MODEL big -o - -q --static --no-verify > out": "too large",
+}
+
+
+@pytest.mark.parametrize("line", STREAMS)
+def test_streams_that_are_closed_or_full(trained: Path, note: Path, line: str) -> None:
+    # Bytes that the model has no use for are stored as they are: more than there is room for.
+    (note.parent / "big").write_bytes(hashlib.shake_128(b"big").digest(5_000))
+    shell = f'm() {{ "$PYTHON" -m mulstm "$@"; }}; trap "" XFSZ; {line}'
+    environ = environment() | {"PYTHON": sys.executable, "MODEL": str(trained)}
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, env=environ, timeout=60, cwd=note.parent
+    )
+    assert done.returncode == 3, done.stderr
+    assert STREAMS[line] in done.stderr.decode()
+    assert not (note.parent / "c.mul").exists()
+
+
+def test_a_file_may_be_named_like_a_stream(
+    call: Call, trained: Path, note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(note.parent)
+    Path("-").write_bytes(note.read_bytes())
+    code, out, _ = call("compress", trained, "./-", "--lanes", 20)
+    assert (code, out.startswith("1,500 -> ")) == (0, True)
+    Path("-").unlink()
+    assert call("decompress", trained, "./-.mul", "-o", "./-").code == 0
+    assert Path("-").read_bytes() == note.read_bytes()
+
+
+def test_what_is_no_archive_is_told_before_the_model_is_made(
+    call: Call, trained: Path, note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mulstm.codec.source.open_model", None)
+    code, _, err = call("decompress", trained, note, "-o", note.with_name("out"))
+    assert (code, "This is not a .mul archive" in err) == (4, True)

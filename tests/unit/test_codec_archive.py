@@ -22,7 +22,7 @@ from mulstm.codec.container import VERSION
 from mulstm.codec.measure import integer_bits
 from mulstm.codec.network import Network
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import CheckFailedError, DataError, RunError
+from mulstm.errors import BackendError, CheckFailedError, DataError, RunError
 
 LETTERS = Alphabet(b" abcdefghijklmnopqrstuvwxyz")
 # Bytes, as docs/codec.md has them: header and seal with what frames them; what frames one block.
@@ -221,6 +221,21 @@ def test_the_bytes_of_an_archive_are_those_of_this_version() -> None:
         assert hashlib.sha256(data).hexdigest()[:32] == expected
 
 
+def test_and_those_of_a_model_that_learns_gently() -> None:
+    """Two layers, a rate below its bound and fewer bits of h left out; a text that needs a larger table."""
+    network = Network(golden(32, hidden=96, layers=2, skip=True, embedding=0, weight_norm=False))
+    assert network.model.rate.tolist() == [41034, 6839, 20000, 6]
+    assert (
+        network.model.fingerprint.hex() == "14b07046bd8b29d65d4f9ec8f7cd38039410ae6b84c2c05f94cb39a914d83fbe"
+    )
+    for adaptive, expected in (
+        (False, "7c4723a756b1fa3a108301145e75847d"),
+        (True, "d61c208daf9f1ff5eb1bd54805f9402f"),
+    ):
+        data = packed(mixed(6_000), network, lanes=40, adaptive=adaptive)
+        assert hashlib.sha256(data).hexdigest()[:32] == expected
+
+
 # ---- harm ----
 
 
@@ -285,8 +300,17 @@ def test_a_pipe_may_give_less_than_it_is_asked_for(network: Network) -> None:
         (0, 16, struct.pack("<Q", 89)),  # the length of all
         (1, 12, struct.pack("<I", 4 * (50 + 2) + 4)),  # the size of a payload
         (3, 12, struct.pack("<I", 41)),  # and of the seal
+        (0, 10, struct.pack("<H", 2)),  # flags
+        (1, 2, struct.pack("<H", 0)),  # lanes
+        (1, 2, struct.pack("<H", (1 << 14) + 1)),
+        (3, 2, struct.pack("<H", 1)),  # which the end has none of
+        (3, 8, struct.pack("<I", 1)),  # nor a length
+        (3, 16, struct.pack("<I", 1)),  # nor a checksum of its content
     ],
-    ids=["no block", "block", "length", "payload", "seal"],
+    ids=[
+        *("no block", "block", "length", "payload", "seal"),
+        *("flags", "no lanes", "lanes", "lanes of the end", "length of the end", "checksum of the end"),
+    ],
 )
 def test_numbers_that_were_forged_with_their_checksum(
     frame: int, place: int, value: bytes, network: Network
@@ -295,8 +319,9 @@ def test_numbers_that_were_forged_with_their_checksum(
     at = frames(data)[frame]
     head = bytearray(data[at : at + (20 if frame else 56)])
     head[place : place + len(value)] = value
-    payload = bytes(struct.unpack("<I", value)[0]) if frame else b""
-    parts = [bytes(head), payload] if frame else [bytes(head)]
+    parts = [bytes(head)]
+    if (frame, place) in ((1, 12), (3, 12)):  # a payload as long as it says
+        parts.append(bytes(struct.unpack("<I", value)[0]))
     forged = b"".join(part + struct.pack("<I", zlib.crc32(part)) for part in parts)
     with pytest.raises(CheckFailedError, match=r"damaged in (its header|block 0|its end)|checksum"):
         unpacked(data[:at] + forged + data[at + len(forged) :], network)
@@ -351,6 +376,75 @@ def test_files_are_there_whole_or_not_at_all(tmp_path: Path, network: Network) -
         archive.compress_path(tmp_path / "nothing.txt", packed_, network)
     with pytest.raises(RunError, match="no-folder"):
         archive.compress_path(source, tmp_path / "no-folder" / "x", network)
+
+
+class Reluctant(io.RawIOBase):
+    """A stream without a buffer: it takes little at a time, and at last nothing."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.taken = room, b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int | None:
+        piece = bytes(data[: min(100, self.room)])
+        self.room -= len(piece)
+        self.taken += piece
+        return len(piece) or None
+
+
+def test_streams_without_a_buffer_get_everything(network: Network) -> None:
+    data = packed(mixed(3_000), network, lanes=30)
+    whole = Reluctant(1 << 20)
+    archive.compress(io.BytesIO(mixed(3_000)), whole, network, lanes=30, verify=False)  # type: ignore[arg-type]
+    assert whole.taken == data
+    back = Reluctant(1 << 20)
+    archive.decompress(io.BytesIO(data), back, network)  # type: ignore[arg-type]
+    assert back.taken == mixed(3_000)
+    for work, given in ((archive.compress, mixed(3_000)), (archive.decompress, data)):
+        with pytest.raises(DataError, match="does not wait for room"):
+            work(io.BytesIO(given), Reluctant(700), network)  # type: ignore[operator]
+
+
+def test_a_source_that_has_nothing_yet_is_not_taken_for_its_end(network: Network) -> None:
+    class Hasty(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> Any:
+            return super().read(min(size or 0, 50)) or None
+
+    for work, given in (
+        (archive.compress, mixed(300)),
+        (archive.decompress, packed(mixed(300), network)[:200]),
+    ):
+        with pytest.raises(DataError, match="does not wait for its bytes"):
+            work(Hasty(given), io.BytesIO(), network)  # type: ignore[operator]
+
+
+def test_an_archive_is_shown_to_nobody_who_may_not_read_its_source(tmp_path: Path, network: Network) -> None:
+    source, made, out = tmp_path / "a", tmp_path / "a.mul", tmp_path / "out"
+    source.write_bytes(mixed(300))
+    source.chmod(0o600)
+    archive.compress_path(source, made, network, lanes=20)
+    archive.decompress_path(made, out, network)
+    assert [path.stat().st_mode & 0o777 for path in (made, out)] == [0o600, 0o600]
+    source.chmod(0o400)
+    out.chmod(0o640)  # a file that is there keeps what it has
+    archive.decompress_path(made, out, network)
+    assert out.stat().st_mode & 0o777 == 0o640
+    archive.compress_path(source, tmp_path / "b.mul", network, lanes=20)
+    assert (tmp_path / "b.mul").stat().st_mode & 0o777 == 0o400
+
+
+def test_lanes_are_those_that_there_are(network: Network) -> None:
+    for lanes, expected in ((30, 30), (16_384, 300)):
+        done = archive.compress(io.BytesIO(mixed(300)), io.BytesIO(), network, lanes=lanes, verify=False)
+        assert done.lanes in (expected, 1)  # 1 where it is stored
+        assert done.stored or done.lanes == expected
+
+
+def test_a_coder_that_is_not_there_is_told_of_an_empty_file_too(network: Network) -> None:
+    with pytest.raises(BackendError, match="There is no coder 'foo'"):
+        packed(b"", network, coder="foo")
 
 
 def test_a_file_that_grows_meanwhile_is_told(network: Network) -> None:

@@ -23,7 +23,7 @@ from mulstm.codec import integer as files
 from mulstm.codec.fold import fold, lengths, outer_sum
 from mulstm.codec.learner import A_BITS, MOST, USED_BITS, Learner
 from mulstm.codec.matcher import Matcher
-from mulstm.codec.network import Network
+from mulstm.codec.network import C_MOST, MX_MOST, Network
 from mulstm.codec.products import KINDS, Products, planes
 from mulstm.codec.quantize import quantize
 from mulstm.data.alphabet import Alphabet
@@ -49,8 +49,26 @@ def _loops(compiled: bool) -> ModuleType | None:
     return kernels.find() if compiled else None
 
 
+def test_int8_products_that_are_not_exact_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_int8_is_exact", lambda device: False)
+    assert Products(CPU).kind == "float32"
+    with pytest.raises(BackendError, match=r"int8 products of this machine are not exact\. Say float32"):
+        Products(CPU, "int8")
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_autocast_rounds_no_product(kind: str) -> None:
+    W = torch.randint(-127, 128, (40, 300)).to(torch.int8)
+    v = torch.randint(-127, 128, (20, 300)).to(torch.int8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sums = Products(CPU, kind).by(W)(v)
+    assert torch.equal(sums.long(), v.long() @ W.long().T)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_exact_at_the_extremes(kind: str) -> None:
+    if kind == "int8" and not products._int8_is_exact(CPU):
+        pytest.skip("int8 products of this machine are not exact")
     for K in (1, 7, 1900, 4099):
         W = torch.where(torch.arange(5 * K).view(5, K) % 3 == 0, -127, 127).to(torch.int8)
         W[0] = 127
@@ -314,6 +332,38 @@ def test_numbers_that_the_arithmetic_does_not_count_on_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             files.check(changed)
+
+
+def test_all_that_adds_up_to_z_is_reckoned_with() -> None:
+    """Each sum alone stays below its bound, and two of them do not."""
+    model = integer(hidden=200, embedding=0, layers=2)
+    first, second = model.layers
+    most = (files.EXACT - (1 << files.SHIFT)) // (files.PLANES * 127 * 200)  # what R may be
+    layer = replace(second, zx=0 * second.zx, R_zm=0 * second.R_zm, R_zl=0 * second.R_zl)
+    zm = {"W_zm": np.full_like(layer.W_zm, 127), "R_zm": np.full_like(layer.R_zm, most)}
+    zl = {"W_zl": np.full_like(layer.W_zl, 127), "R_zl": np.full_like(layer.R_zl, most)}
+    zx = {"zx": np.full_like(layer.zx, 32767)}
+
+    def check(**changes: object) -> None:
+        files.check(replace(model, layers=(first, replace(layer, **changes))))
+
+    for alone in (zm, zl, zx):
+        check(**alone)
+    for together in (zm | zl, zm | zx, zl | zx):
+        with pytest.raises(ValueError, match=r"sums of layers\.1\.W_zm go too far"):
+            check(**together)
+
+
+def test_places_are_found_by_tables_of_this_size() -> None:
+    for length, size in ((1, 10), (3_000, 12), (6_000, 13), (1 << 24, 22), (1 << 28, 22)):
+        assert Matcher(1, length, torch.arange(256))._bits == size
+
+
+def test_compiled_loops_have_the_bounds_of_the_plain_ones() -> None:
+    compiled = pytest.importorskip("mulstm.codec.compiled")
+    assert (compiled._MOST_MX, compiled._MOST_C) == (MX_MOST, C_MOST) == (32767, 2**31 - 1)
+    assert (compiled._LOW, compiled._LOW_MASK) == (products.LOW_BITS, 127)
+    assert compiled._HALF == 1 << (files.SHIFT - 1)
 
 
 def test_a_model_file_comes_back(tmp_path: Path) -> None:

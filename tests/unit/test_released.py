@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mulstm import checkpoint
+from mulstm.codec.source import quantize_checkpoint
 from mulstm.units import bits_per_char
 
 FOLDER = Path(__file__).parents[2] / "models"
@@ -36,3 +37,10 @@ def test_has_learnt_to_read(model) -> None:
     assert (
         bits_per_char(float(nats), symbols.shape[1] - 1) < 2.3
     )  # from a cold start; 7.7 for one that knows nothing
+
+
+@pytest.mark.slow
+def test_archives_made_with_it_stay_readable(model) -> None:
+    """Another fingerprint, and no archive that anybody made with this model could be read again."""
+    made = quantize_checkpoint(model)
+    assert made.fingerprint.hex().startswith("179a12fd18e5888c")

@@ -35,6 +35,12 @@ Threads = Annotated[
 ]
 
 
+def path_of(text: str) -> Path:
+    """A path as it was typed: "-" is a standard stream, "./-" a file, which Path alone takes for the same."""
+    path = Path(text)
+    return path.absolute() if str(path) == "-" != text else path
+
+
 def sleep_while_waiting() -> None:
     """Threads that spin while they wait starve others on a busy machine. Call it before torch is imported."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, require_there, tell
+from mulstm.cli._codec import (
+    Coder,
+    Model,
+    Products,
+    Threads,
+    files_of,
+    network_of,
+    path_of,
+    require_there,
+    tell,
+)
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
 from mulstm.errors import DataError
@@ -16,10 +26,16 @@ from mulstm.errors import DataError
 
 def command(
     model: Model,
-    file: Annotated[Path, typer.Argument(readable=False, help="Any file; - is standard input.")],
+    file: Annotated[Path, typer.Argument(parser=path_of, help="Any file; - is standard input.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The archive (default: FILE.mul); - is standard output."),
+        typer.Option(
+            "--output",
+            "-o",
+            parser=path_of,
+            metavar="<path>",
+            help="The archive (default: FILE.mul); - is standard output.",
+        ),
     ] = None,
     lanes: Annotated[
         int,

@@ -8,18 +8,32 @@ from typing import Annotated
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import Coder, Model, Products, Threads, files_of, network_of, require_there, tell
+from mulstm.cli._codec import (
+    Coder,
+    Model,
+    Products,
+    Threads,
+    files_of,
+    network_of,
+    path_of,
+    require_there,
+    tell,
+)
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import Force, require_room
 
 
 def command(
     model: Model,
-    file: Annotated[Path, typer.Argument(readable=False, help="An archive; - is standard input.")],
+    file: Annotated[Path, typer.Argument(parser=path_of, help="An archive; - is standard input.")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The file to write (default: without .mul); - is standard output."
+            "--output",
+            "-o",
+            parser=path_of,
+            metavar="<path>",
+            help="The file to write (default: without .mul); - is standard output.",
         ),
     ] = None,
     force: Force = False,
@@ -36,10 +50,10 @@ def command(
     target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))
     require_there(file)
     require_room(target, force, read=(file, *files_of(model)))
-    network, _ = network_of(model, device, products, threads, quiet)
     from mulstm.codec import archive
 
     header = archive.peek(file)
+    network, _ = network_of(model, device, products, threads, quiet)
     total = (header and header.length) or 0
     with console.moving(total, "decompress", quiet, "bytes") as progress:
         done = archive.decompress_path(file, target, network, coder=coder, progress=progress)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -13,9 +14,12 @@ from typing import Any, BinaryIO, cast
 
 from mulstm import files
 from mulstm.codec import block as blocks
+from mulstm.codec import container
 from mulstm.codec.block import Progress
+from mulstm.codec.coder import require_coder
 from mulstm.codec.container import CODED, MOST_BLOCK, MOST_LANES, STORED, Header, Reader, Writer
 from mulstm.codec.network import Network
+from mulstm.codec.session import cut
 from mulstm.errors import CheckFailedError, DataError
 
 BLOCK = 1 << 24
@@ -43,11 +47,11 @@ class Summary:
         return 8 * self.archive / self.content if self.content else 0.0
 
     def count(self, content: bytes, kind: int, lanes: int) -> None:
-        """One block more."""
+        """One block more; a short one has fewer lanes than were asked for."""
         self.content += len(content)
         self.blocks += 1
         self.stored += kind == STORED
-        self.lanes = max(self.lanes, lanes)
+        self.lanes = max(self.lanes, cut(len(content), lanes)[0])
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -72,11 +76,11 @@ def compress(
     `length`: how long the content is, where that is known; the other side then knows it from the start.
     `progress` gets bytes done: each counts once for the way there, and once for the way back if verified.
     """
-    _check(lanes, block)
+    _check(lanes, block, coder)
     start = time.perf_counter()
     done = Summary(adaptive=adaptive, verified=verify)
     writer = Writer(target, Header(block, network.model.fingerprint, adaptive, length))
-    while content := _read(source, block):
+    while content := container.read(source, block):
         B = lanes if lanes is not None else default_lanes(len(content), network.device.type)
         payload, kind = blocks.encode(network, content, B, adaptive, coder=coder, progress=progress), CODED
         if len(payload) >= len(content):
@@ -121,7 +125,7 @@ def decompress(
         else:
             content = _decoded(network, found.payload, found.length, found.lanes, adaptive, coder, progress)
         reader.content(found, content)
-        target.write(content)
+        container.write(target, content)
         done.count(content, found.kind, found.lanes)
     done.archive = reader.size
     done.seconds = time.perf_counter() - start
@@ -146,13 +150,13 @@ def _decoded(
 
 def compress_path(source: Path, target: Path, network: Network, **how: Any) -> Summary:
     """`compress` between paths, "-" a standard stream: a file is there whole, or not at all."""
-    with _reading(source) as given, _writing(target) as taken:
+    with _reading(source) as given, _writing(target, source) as taken:
         return compress(given, taken, network, length=length_of(source), **how)
 
 
 def decompress_path(source: Path, target: Path, network: Network, **how: Any) -> Summary:
     """`decompress` between paths, "-" a standard stream: a file is there whole and checked, or not at all."""
-    with _reading(source) as given, _writing(target) as taken:
+    with _reading(source) as given, _writing(target, source) as taken:
         return decompress(given, taken, network, **how)
 
 
@@ -190,20 +194,12 @@ def default_lanes(length: int, device: str = "cpu") -> int:
     return max(1, min(LANES.get(device, LANES["cpu"]), length // LANE))
 
 
-def _check(lanes: int | None, block: int) -> None:
+def _check(lanes: int | None, block: int, coder: str) -> None:
+    require_coder(coder)
     if lanes is not None and not 1 <= lanes <= MOST_LANES:
         raise DataError(f"A block cannot have {lanes} lanes. Give 1 to {MOST_LANES:,}.")
     if not 1 <= block <= MOST_BLOCK:
         raise DataError(f"A block cannot have {block:,} bytes. Give 1 to {MOST_BLOCK:,}.")
-
-
-def _read(source: BinaryIO, size: int) -> bytes:
-    """`size` bytes, or what is left."""
-    pieces, missing = io.BytesIO(), size
-    while missing and (piece := source.read(missing)):
-        pieces.write(piece)
-        missing -= len(piece)
-    return pieces.getvalue()
 
 
 class _Source:
@@ -227,6 +223,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 @contextmanager
 def _reading(path: Path) -> Iterator[BinaryIO]:
     if str(path) == "-":
+        _require_open(sys.stdin, "input")
         yield cast(BinaryIO, _Source(path, sys.stdin.buffer))
         return
     try:
@@ -238,10 +235,19 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[BinaryIO]:
+def _writing(path: Path, source: Path) -> Iterator[BinaryIO]:
+    """A new file may be read by those who may read its source."""
     if str(path) == "-":
+        _require_open(sys.stdout, "output")
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    with files.replacing(path) as temporary, temporary.open("wb") as file:
+    mode = stat.S_IMODE(source.stat().st_mode) if str(source) != "-" and source.is_file() else None
+    with files.replacing(path, mode) as temporary, temporary.open("wb") as file:
         yield file
+
+
+def _require_open(stream: Any, name: str) -> None:
+    """A stream that the shell has closed has another in its place, which would take or give anything."""
+    if getattr(stream, "name", "") == os.devnull:
+        raise DataError(f"The standard {name} is closed. Give the path of a file, or leave it open.")

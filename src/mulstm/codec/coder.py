@@ -42,7 +42,7 @@ class Decoder(Protocol):
 
 def encoder(kind: str = "auto") -> Encoder:
     """A new encoder. All kinds write the same bytes, or refuse to."""
-    kind = _resolve(kind)
+    kind = require_coder(kind)
     if kind == "numba":
         return _CompiledEncoder()
     return _ConstrictionEncoder() if kind == "constriction" else PythonEncoder()
@@ -54,13 +54,14 @@ def decoder(data: bytes, kind: str = "auto") -> Decoder:
         raise CheckFailedError(
             f"A coded stream of {len(data)} bytes is not made of whole words. Take another copy of it."
         )
-    kind = _resolve(kind)
+    kind = require_coder(kind)
     if kind == "numba":
         return _CompiledDecoder(data)
     return _ConstrictionDecoder(data) if kind == "constriction" else PythonDecoder(data)
 
 
-def _resolve(kind: str) -> str:
+def require_coder(kind: str) -> str:
+    """The kind that "auto" is here, or the one asked for, if it is there."""
     at_hand = {"numba": kernels.find() is not None, "constriction": find_spec("constriction") is not None}
     if kind == "auto":
         # Not constriction's: it wants every table whole, and takes longer than Python's for it.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import struct
 import zlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from mulstm.errors import CheckFailedError
+from mulstm.errors import CheckFailedError, DataError
 
 MAGIC = b"\x89MUL\r\n\x1a\n"  # text-mode copying and 7-bit channels break it visibly
 VERSION = 1
@@ -77,7 +78,7 @@ class Writer:
 
     def _write(self, piece: bytes) -> None:
         for part in (piece, _CRC.pack(zlib.crc32(piece))):
-            self._target.write(part)
+            write(self._target, part)
             self.size += len(part)
 
 
@@ -149,7 +150,7 @@ class Reader:
                 "The whole content does not match the archive's checksum: blocks are missing or foreign. "
                 "Take another copy of it."
             )
-        if self._source.read(1):
+        if read(self._source, 1):
             raise CheckFailedError(
                 f"There are bytes after the end of the archive (from offset {self.size:,}). "
                 "Cut them off, or take another copy of it."
@@ -162,12 +163,7 @@ class Reader:
         return piece[: -_CRC.size]
 
     def _take(self, size: int, where: str, short_is_foreign: bool = False) -> bytes:
-        piece = self._source.read(size)
-        while 0 < len(piece) < size:  # a pipe may give less than it was asked for
-            more = self._source.read(size - len(piece))
-            if not more:
-                break
-            piece += more
+        piece = read(self._source, size)
         if len(piece) < size:
             if short_is_foreign and not MAGIC.startswith(piece[: len(MAGIC)]):
                 raise CheckFailedError(
@@ -179,6 +175,33 @@ class Reader:
             )
         self.size += size
         return piece
+
+
+def read(source: BinaryIO, size: int) -> bytes:
+    """So many bytes, or what is left: a pipe may give less than it was asked for."""
+    pieces, missing = io.BytesIO(), size
+    while missing:
+        piece = source.read(missing)
+        if piece is None:
+            raise DataError("The input does not wait for its bytes (it is non-blocking). Give one that does.")
+        if not piece:
+            break
+        pieces.write(piece)
+        missing -= len(piece)
+    return pieces.getvalue()
+
+
+def write(target: BinaryIO, data: bytes) -> None:
+    """All of it: a stream without a buffer may take less than it is given, on a full disk above all."""
+    if not isinstance(target, io.RawIOBase):
+        target.write(data)
+        return
+    left = memoryview(data)
+    while left:
+        taken = target.write(left)
+        if taken is None:
+            raise DataError("The output does not wait for room (it is non-blocking). Give one that does.")
+        left = left[taken:]
 
 
 def _damaged(where: str) -> CheckFailedError:

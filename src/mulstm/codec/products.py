@@ -33,7 +33,12 @@ class Products:
         if kind not in ("auto", *KINDS):
             raise BackendError(f"There is no integer product {kind!r}. Choose auto, {', '.join(KINDS)}.")
         self.device = device
-        self.kind = kind if kind != "auto" else "int8" if _int8_is_exact(device) else "float32"
+        self.kind = kind
+        if kind in ("auto", "int8"):
+            exact = _int8_is_exact(device)
+            if kind == "int8" and not exact:
+                raise BackendError("The int8 products of this machine are not exact. Say float32, or auto.")
+            self.kind = "int8" if exact else "float32"
 
     def by(self, W: Tensor) -> Sums:
         """The function from v (B, K) to v @ W.T, (B, J) int32, for a W (J, K) used again and again."""
@@ -100,9 +105,10 @@ def _floats(W: Tensor, kind: str) -> Sums:
 
     def sums(v: Tensor) -> Tensor:
         parts = torch.split(v.to(dtype), width, dim=1)
-        total = (parts[0] @ rights[0]).to(torch.int32)
-        for part, right in zip(parts[1:], rights[1:], strict=True):
-            total += (part @ right).to(torch.int32)
+        with torch.autocast(W.device.type, enabled=False):  # which would round
+            total = (parts[0] @ rights[0]).to(torch.int32)
+            for part, right in zip(parts[1:], rights[1:], strict=True):
+                total += (part @ right).to(torch.int32)
         return total
 
     return sums
