@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import random
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 
+from mulstm.codec import archive
 from mulstm.codec.integer import IntegerModel
+from mulstm.codec.network import Network
 from mulstm.codec.quantize import quantize
 from mulstm.data.alphabet import Alphabet
 from mulstm.nn.model import LanguageModel
@@ -62,3 +66,17 @@ def mixed(n: int, seed: int = 0) -> bytes:
     rng = random.Random(seed)
     text = TEXT * (n // len(TEXT) + 1)
     return bytes(rng.randrange(256) if rng.random() < 0.05 else byte for byte in text[:n])
+
+
+def packed(content: bytes, network: Network, **how: Any) -> bytes:
+    """The archive of a text."""
+    target = io.BytesIO()
+    archive.compress(io.BytesIO(content), target, network, **{"verify": False} | how)
+    return target.getvalue()
+
+
+def unpacked(data: bytes, network: Network, **how: Any) -> bytes:
+    """And back."""
+    target = io.BytesIO()
+    archive.decompress(io.BytesIO(data), target, network, **how)
+    return target.getvalue()

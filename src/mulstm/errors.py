@@ -37,3 +37,11 @@ class CheckFailedError(MulstmError):
     """A check failed: a round trip, a benchmark's gate, an archive's integrity."""
 
     exit_code = 4
+
+
+def no_number(what: str, precision: str) -> CheckpointError:
+    """What to say where a model, after a run that diverged, makes nothing finite of `what`."""
+    return CheckpointError(
+        f"The model gives no number for {what}: its weights are too large for {precision}. "
+        "Train it again, at a lower rate."
+    )

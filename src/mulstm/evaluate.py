@@ -16,12 +16,11 @@ import torch
 
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Chunk, Lanes
-from mulstm.errors import DataError, MulstmError
+from mulstm.errors import DataError, MulstmError, no_number
 from mulstm.files import replacing
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
 from mulstm.packing import nats_of, run
-from mulstm.predict import no_number
 from mulstm.record_corpus import RecordSplit
 from mulstm.replay import scorer
 from mulstm.units import bits_per_char, word_perplexity

@@ -15,12 +15,12 @@ from mulstm import heat
 from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.embedding import require_units
-from mulstm.errors import DataError, MulstmError
+from mulstm.errors import DataError, MulstmError, no_number
 from mulstm.files import replacing
 from mulstm.heat import Part, Scale
 from mulstm.nn.model import LanguageModel
 from mulstm.ops.reference import State
-from mulstm.predict import Predictor, Symbols, no_number
+from mulstm.predict import Predictor, Symbols
 from mulstm.records import Record
 
 # Figures by their ending, with what must be left out for equal ones to be equal files.

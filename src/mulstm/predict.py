@@ -1,4 +1,4 @@
-"""The model one symbol at a time, for whoever settles the next: sampling, coding, a demo."""
+"""The model one symbol at a time, for whoever settles the next: sampling, a demo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import CheckpointError, MulstmError
+from mulstm.errors import MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
 from mulstm.ops.reference import State
@@ -25,14 +25,6 @@ def impossible(model: LanguageModel) -> tuple[int, ...]:
     if model.b_out is None:
         return ()
     return tuple(torch.nonzero(model.b_out.detach() <= NO_CLASS).flatten().tolist())
-
-
-def no_number(what: str, precision: str) -> CheckpointError:
-    """What to say where a model, after a run that diverged, makes nothing finite of `what`."""
-    return CheckpointError(
-        f"The model gives no number for {what}: its weights are too large for {precision}. "
-        "Train it again, at a lower rate."
-    )
 
 
 class Predictor:

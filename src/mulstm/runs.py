@@ -33,7 +33,7 @@ class Run:
         self._log: FileIO | None = None
 
     @classmethod
-    def create(cls, recipe: Recipe, *, root: Path = ROOT) -> Run:
+    def create(cls, recipe: Recipe, *, root: Path) -> Run:
         """A new folder root/<recipe>/<date>-seed<k> with the recipe in it."""
         parent = _home(recipe.name, root)
         stamp = f"{time.strftime('%Y-%m-%d-%H%M%S')}-seed{recipe.train.seed}"
@@ -184,7 +184,7 @@ def _require_run(path: Path) -> None:
         raise RunError(f"{path} is not a run folder: it has no recipe.toml. Give the folder of a run.")
 
 
-def newest_first(name: str, *, root: Path = ROOT) -> list[Path]:
+def newest_first(name: str, *, root: Path) -> list[Path]:
     """The folders of a recipe's runs."""
     return _newest_first(_home(name, root), 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from typing import Any
 
@@ -10,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from codec_models import integer, mixed
-from mulstm.codec import archive
+from codec_models import integer, mixed, packed, unpacked
 from mulstm.codec.network import Network
 from mulstm.codec.products import KINDS
 from mulstm.codec.quantize import quantize
@@ -28,18 +26,6 @@ WIRINGS: list[dict[str, Any]] = [
     {"hidden": 40, "cell": "lstm"},
     {"hidden": 33, "cell": "milstm"},
 ]
-
-
-def packed(content: bytes, network: Network, **how: Any) -> bytes:
-    target = io.BytesIO()
-    archive.compress(io.BytesIO(content), target, network, **{"verify": False} | how)
-    return target.getvalue()
-
-
-def unpacked(data: bytes, network: Network) -> bytes:
-    target = io.BytesIO()
-    archive.decompress(io.BytesIO(data), target, network)
-    return target.getvalue()
 
 
 @pytest.mark.parametrize("wiring", WIRINGS, ids=str)

@@ -20,10 +20,8 @@ import numpy as np
 import torch
 
 from mulstm import bench, interop
-from mulstm.checkpoint import Checkpoint
 from mulstm.embedding import embed
 from mulstm.interop import unirep
-from mulstm.recipe import Recipe
 
 ASK = Path(__file__).parent / "ask.py"
 
@@ -65,7 +63,7 @@ def main() -> None:
     python = str(Path(os.environ["MULSTM_PEERS"]) / "bin" / "python")
     folder = subprocess.run([python, str(ASK), "weights_folder"], capture_output=True, text=True, check=True)
     weights = unirep.read(Path(folder.stdout.strip()) / f"{size}_weights" / "model_weights.npz")
-    loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
+    loaded = interop.to_checkpoint(weights)
     texts = proteins(count)
     machine = bench.machine()
     machine.pop("torchrecurrent", None)

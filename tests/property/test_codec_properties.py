@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codec_models import TEXT, integer
-from mulstm.codec import archive
+from codec_models import TEXT, integer, packed, unpacked
 from mulstm.codec.network import Network
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckFailedError
@@ -19,20 +16,6 @@ PIECES = st.one_of(
     st.binary(max_size=60),
     st.sampled_from([b"", b"\0", b"\xff" * 70, bytes(range(256)), TEXT[:150], b"ababababab" * 9]),
 )
-
-
-def packed(content: bytes, network: Network, lanes: int | None, block: int, adaptive: bool) -> bytes:
-    target = io.BytesIO()
-    archive.compress(
-        io.BytesIO(content), target, network, lanes=lanes, block=block, adaptive=adaptive, verify=False
-    )
-    return target.getvalue()
-
-
-def unpacked(data: bytes, network: Network) -> bytes:
-    target = io.BytesIO()
-    archive.decompress(io.BytesIO(data), target, network)
-    return target.getvalue()
 
 
 @settings(max_examples=60)
@@ -47,10 +30,10 @@ def test_any_bytes_come_back(
     pieces: list[bytes], alphabet: Alphabet | None, lanes: int | None, block: int, adaptive: bool
 ) -> None:
     content, network = b"".join(pieces), NETWORKS[alphabet]
-    assert unpacked(packed(content, network, lanes, block, adaptive), network) == content
+    assert unpacked(packed(content, network, lanes=lanes, block=block, adaptive=adaptive), network) == content
 
 
-ARCHIVE = packed(TEXT[:200], NETWORKS[None], 10, 70, True)
+ARCHIVE = packed(TEXT[:200], NETWORKS[None], lanes=10, block=70)
 
 
 @settings(max_examples=300)

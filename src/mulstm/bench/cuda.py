@@ -24,8 +24,6 @@ DEFINITIONS = {
     "error_vs_float64": "layer: the largest relative rms error of h and of any gradient; update: that of the "
     "whole gradient; evaluate: of the nats about their mean; sample: of the logits after a block",
     "percent_of_floor": "100 x the least time that products, memory and barriers of an H200 allow / the time",
-    "symbols_per_second_per_parameter": "symbols/s x parameters: a model of more parameters may be slower in "
-    "proportion",
     "symbols": "update: random, as frequent as a text's, so that 100 of a lane are about 29 different ones",
     "peak_mib": "of the contender alone",
 }
@@ -93,19 +91,15 @@ def _groups(session: Session, part: str, parts: Collection[str], sizes: Sizes) -
         for place, (H, B, T, equal, naive) in enumerate(sizes.update):
             group = updates(session, H, B, T, equal, naive)
             # The other cells are measured by the first, and so take turns with it.
-            yield group + (_cells(session, sizes) if place == 0 and "cells" in parts else [])
+            yield group + (cells(session, *sizes.cells) if place == 0 and "cells" in parts else [])
     elif part == "cells":
         if "update" not in parts:
             H, B, T, *_ = sizes.update[0]
-            yield updates(session, H, B, T) + _cells(session, sizes)
+            yield updates(session, H, B, T) + cells(session, *sizes.cells)
     elif part == "evaluate":
         yield [evaluation(session, *sizes.evaluate)]
     else:
         yield [sampling(session, *one) for one in sizes.sample]
-
-
-def _cells(session: Session, sizes: Sizes) -> list[Contender]:
-    return cells(session, *sizes.cells)
 
 
 def run(

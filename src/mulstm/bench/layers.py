@@ -41,7 +41,7 @@ def drawn(shape: tuple[int, ...], device: str) -> Tensor:
 class OurLayer:
     """Forward and backward of our layer: input product inside, zero state, gradient on h only."""
 
-    def __init__(self, H: int, B: int, T: int, inputs: int = E) -> None:
+    def __init__(self, H: int, B: int, T: int, inputs: int) -> None:
         from mulstm.ops.triton_layer import Spec
 
         self.spec = Spec(H, 4, "standard", ones=False)
@@ -85,7 +85,7 @@ class OurLayer:
 class ModuleLayer:
     """The same for a module with torch.nn.LSTM's conventions, in bf16."""
 
-    def __init__(self, module: nn.Module, device: str, H: int, B: int, T: int, inputs: int = E) -> None:
+    def __init__(self, module: nn.Module, device: str, H: int, B: int, T: int, inputs: int) -> None:
         self.module = module.to(device, torch.bfloat16)
         self.parameters = sum(p.numel() for p in module.parameters())
         with torch.no_grad():
@@ -180,7 +180,7 @@ def _prepare(session: Session, make: Callable[[], _Chunk], graph: bool) -> Ready
     return Ready(session.captured(chunk) if graph else chunk, chunk.parameters, chunk.error)
 
 
-def layers(session: Session, H: int, B: int, T: int, equal: int, inputs: int = E) -> list[Contender]:
+def layers(session: Session, H: int, B: int, T: int, equal: int, inputs: int) -> list[Contender]:
     """Everybody at the level of one layer; `equal` is the LSTM's H of as many parameters."""
 
     def entry(

@@ -50,7 +50,7 @@ def text() -> corpus.Corpus:
     return corpus.load("python")
 
 
-def compare(session: Session, size: Size = Size(), data: corpus.Corpus | None = None) -> dict[str, Any]:
+def compare(session: Session, size: Size, data: corpus.Corpus | None = None) -> dict[str, Any]:
     """Everything that results/bench/losses-<machine>.json holds."""
     data = data or text()
     how = Recipe(

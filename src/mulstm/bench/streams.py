@@ -11,10 +11,11 @@ from mulstm.bench.timing import Contender, Ready, Session, rms
 from mulstm.bench.updates import GRAPH, exact, model_of, recipe, work_of
 from mulstm.errors import BackendError
 from mulstm.nn.model import LanguageModel
+from mulstm.nn.packed import sampler
 from mulstm.recipe import ModelRecipe
 from mulstm.replay import scorer
 
-CHUNKS = 50  # of an evaluation: 500 lanes x 200 x 50 are 5 million symbols
+BLOCKS, STEPS = 5, 64  # of a measurement of sampling: blocks, and symbols of each
 
 
 def _model(H: int, device: str) -> tuple[LanguageModel, int]:
@@ -31,7 +32,7 @@ class Evaluation:
     def __init__(self, H: int, lanes: int, chunk: int, chunks: int, device: str) -> None:
         self.model, self.parameters = _model(H, device)
         self.chunks = chunks
-        self.score = scorer(self.model, lanes, chunk, chunks=CHUNKS)
+        self.score = scorer(self.model, lanes, chunk, chunks)
         self.sets = [
             torch.randint(self.model.alphabet_size, (2, lanes, chunk), device=device) for _ in range(3)
         ]
@@ -56,19 +57,16 @@ class Evaluation:
 class Sampling:
     """Symbols drawn one after another on the device, read back block by block."""
 
-    def __init__(self, H: int, streams: int, steps: int, blocks: int, device: str) -> None:
-        from mulstm.nn.packed import sampler
-
+    def __init__(self, H: int, streams: int, device: str) -> None:
         self.model, self.parameters = _model(H, device)
-        self.blocks = blocks
-        self.work = sampler(self.model, streams, greedy=False, steps=steps)
+        self.work = sampler(self.model, streams, greedy=False, steps=STEPS)
         if self.work is None:
             raise BackendError(f"There is no sampler for {streams} streams. Give at most 4.")
-        self.dice = torch.rand(steps, streams, device=device)
+        self.dice = torch.rand(STEPS, streams, device=device)
 
     @torch.no_grad()
     def __call__(self) -> Tensor:
-        for _ in range(self.blocks):
+        for _ in range(BLOCKS):
             drawn: Tensor = self.work.run(self.dice).cpu()
         return drawn
 
@@ -85,7 +83,7 @@ class Sampling:
         return rms(self.work.logits[:, : logits.shape[2]], logits[:, -1])
 
 
-def evaluation(session: Session, H: int, lanes: int, chunk: int, chunks: int = CHUNKS) -> Contender:
+def evaluation(session: Session, H: int, lanes: int, chunk: int, chunks: int) -> Contender:
     """`chunks` at a time are one measurement."""
 
     def prepare() -> Ready:
@@ -100,14 +98,14 @@ def evaluation(session: Session, H: int, lanes: int, chunk: int, chunks: int = C
     )
 
 
-def sampling(session: Session, H: int, streams: int, blocks: int = 5, steps: int = 64) -> Contender:
-    """`blocks` of `steps` symbols are one measurement."""
+def sampling(session: Session, H: int, streams: int) -> Contender:
+    """BLOCKS of STEPS symbols are one measurement."""
 
     def prepare() -> Ready:
-        work = Sampling(H, streams, steps, blocks, session.device)
+        work = Sampling(H, streams, session.device)
         return Ready(work, work.parameters, work.error)
 
     def work_done(ready: Ready) -> Work:
-        return work_of(ModelRecipe(hidden=H), streams, steps, backward=False)
+        return work_of(ModelRecipe(hidden=H), streams, STEPS, backward=False)
 
-    return Contender("mlstm", GRAPH, "sample", H, streams, steps, work_done, prepare, inside=blocks)
+    return Contender("mlstm", GRAPH, "sample", H, streams, STEPS, work_done, prepare, inside=BLOCKS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
-from mulstm import recipe, record_corpus, runs
+from mulstm import checkpoint, recipe, record_corpus, runs
 from mulstm.cli._text import require_one_meaning, two_meanings
 from mulstm.convention import name_of
 from mulstm.data.known import KNOWN
@@ -63,8 +63,6 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
     d = replace(found.data, corpus=target)
     model = found.model
     if start_from is not None:
-        from mulstm import checkpoint
-
         start = checkpoint.load(start_from)
         # What is said of the model on the command line stands, and is refused where it does not fit.
         said = [key.partition(".")[2] for key in given if key.startswith("model.")]

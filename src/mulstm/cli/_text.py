@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mulstm import data, record_corpus
+from mulstm.checkpoint import Checkpoint
 from mulstm.data.corpus import Corpus, Split
 from mulstm.data.known import KNOWN
 from mulstm.errors import CheckpointError, DataError, RecipeError
+from mulstm.job import is_another
 from mulstm.record_corpus import RecordSplit
 from mulstm.records import kind_of
-
-if TYPE_CHECKING:
-    from mulstm.checkpoint import Checkpoint
 
 
 def require_one_meaning(text: str) -> None:
@@ -124,8 +122,6 @@ def _require_same(model: Checkpoint, corpus: Corpus, remedy: str) -> None:
 
 
 def _differs(model: Checkpoint, corpus: Corpus) -> bool:
-    from mulstm.job import is_another
-
     return is_another(corpus, model.meta.get("corpus", {}))
 
 

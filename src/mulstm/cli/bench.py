@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mulstm import console, files
 from mulstm.cli._options import AsJson, Device, Quiet
 from mulstm.cli._output import require_room
 
@@ -33,7 +34,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Time layers, updates and streams against torch.nn.LSTM and a plain loop, each after its check."""
-    from mulstm import bench, console, parallel
+    from mulstm import bench, parallel
     from mulstm.bench.timing import fault
     from mulstm.report import musts
 
@@ -59,11 +60,11 @@ def command(
     keep(found)
     if as_json:
         console.result_json(found)
-    else:
-        _show(found)
-    if as_json:  # for whoever watches: stdout is a program's
+        # For whoever watches: stdout is a program's.
         for line in musts.cells(found.get("musts", [])):
             say("; ".join(f"{name} {cell}" for name, cell in zip(musts.HEAD, line, strict=True)))
+    else:
+        _show(found)
     if wrong := fault(found):
         raise wrong
 
@@ -79,8 +80,6 @@ def _usual(found: dict[str, Any]) -> Path | None:
 
 def _write(path: Path, found: dict[str, Any]) -> None:
     """The rows into this file, the curves of losses into one beside it."""
-    from mulstm import files
-
     losses = found.get("losses")
     files.write_atomic(path, files.json_text({k: v for k, v in found.items() if k != "losses"}))
     if losses is not None:
@@ -88,7 +87,6 @@ def _write(path: Path, found: dict[str, Any]) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from mulstm import console
     from mulstm.report import musts
 
     head = ["name", "backend", "level", "precision", "hidden", "lanes", "chunk", "ms", "symbols/s", "error"]

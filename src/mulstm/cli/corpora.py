@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mulstm import console
 from mulstm.cli._options import AsJson
 
 
 def command(as_json: AsJson = False) -> None:
     """List the corpora that go by a name."""
-    from mulstm import console
     from mulstm.data.known import KNOWN
 
     rows: list[dict[str, Any]] = [

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import Device, Model, Precision
+from mulstm.errors import ExtraError
 
 
 def command(
@@ -22,8 +24,7 @@ def command(
     """
     import webbrowser
 
-    from mulstm import checkpoint, console, parallel
-    from mulstm.errors import ExtraError
+    from mulstm import checkpoint, parallel
 
     try:
         from mulstm.demo import app

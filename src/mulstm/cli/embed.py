@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, Device, Model, Quiet
 from mulstm.cli._output import Force, require_room
-from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper, read
 
 VECTORS = {"mean": "h_mean", "final": "h_final", "cell": "c_final", "joined": "joined"}
 
@@ -40,8 +41,7 @@ def command(
 
     The .npz holds id, h_mean, h_final and c_final. For UniRep's models h_mean is "the" vector.
     """
-    from mulstm import checkpoint, console, parallel
-    from mulstm.cli._records import read
+    from mulstm import checkpoint, parallel
     from mulstm.embedding import Wanted, embed_file, files
     from mulstm.packing import LANES
 

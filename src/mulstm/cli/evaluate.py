@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, DataDir, Device, Model, PartName, Precision, Quiet
 from mulstm.cli._output import Force, require_room
 
@@ -86,7 +87,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Measure a model: bits per character, and word perplexity where the corpus has words."""
-    from mulstm import checkpoint, console, parallel
+    from mulstm import checkpoint, parallel
     from mulstm.cli._text import is_own, part_of
     from mulstm.data.known import recounted
     from mulstm.dynamic import Settings, evaluate_dynamic
@@ -181,8 +182,6 @@ def _facts(
 
 
 def _told(part: Split, found: Evaluation) -> str:
-    from mulstm import console
-
     line = f"{found.bits_per_char:.4f} bits/char on {console.counted(found.symbols, 'symbol')}"
     line += f" of {part.corpus} ({part.name})"
     if found.words:
@@ -192,7 +191,6 @@ def _told(part: Split, found: Evaluation) -> str:
 
 
 def _told_of_words(costs: WordCosts | None) -> str:
-    from mulstm import console
     from mulstm.units import bits
 
     if costs is None:
@@ -220,8 +218,6 @@ def _told_of_protocols(found: Evaluation, counts: Mapping[str, int]) -> str:
 
 def _watched(total: int, quiet: bool, measure: Callable[..., Evaluation]) -> Evaluation:
     """What `measure` finds, with a progress line over `total` symbols unless nobody wants one."""
-    from mulstm import console
-
     if quiet:
         return measure()
     with console.Progress(total, label="evaluate", warm_up=1) as screen:

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import FOREIGN, Model
 from mulstm.cli._output import Force, require_room
+from mulstm.errors import CheckpointError
 
 FORMATS = (*FOREIGN, "onnx", "hub")
 
@@ -26,8 +28,7 @@ def command(
 
     onnx is the single step with its state in and out; hub is a folder for the Hugging Face hub.
     """
-    from mulstm import checkpoint, console, interop
-    from mulstm.errors import CheckpointError
+    from mulstm import checkpoint, interop
 
     if format_name not in FORMATS:
         raise CheckpointError(f'There is no format "{format_name}". Choose one of: {", ".join(FORMATS)}.')
@@ -55,7 +56,6 @@ def command(
 
 def _targets(format_name: str, out: Path) -> list[Path]:
     """What may be replaced; a hub folder keeps the model card that it has."""
-    from mulstm.errors import CheckpointError
     from mulstm.interop import hub
 
     if format_name == "onnx":

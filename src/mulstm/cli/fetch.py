@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import DataDir
 
 
@@ -14,7 +15,7 @@ def command(
     data_dir: DataDir = None,
 ) -> None:
     """Get a corpus, check it, and print where its files are."""
-    from mulstm import console, data
+    from mulstm import data
 
     for name in names:
         paths = data.fetch(name, data_dir)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import FOREIGN, AsJson
 from mulstm.cli._output import Force, require_room
+from mulstm.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from mulstm.interop import Weights
@@ -48,7 +50,7 @@ def command(
 
     Examples: "mulstm import unirep 1900 unirep.safetensors"; "mulstm import openai model/ review.safetensors"
     """
-    from mulstm import checkpoint, console, interop
+    from mulstm import checkpoint, interop
     from mulstm.interop.unirep import CLASSES
 
     require_room(out, force, read=(path, compare, vocabulary), endings=(".safetensors",))
@@ -90,11 +92,8 @@ def command(
 def _compared(format_name: str, path: str, fasta: str, vocabulary: str) -> tuple[Weights, dict[str, float]]:
     """The weights under the head map that finds the user's own proteins likelier."""
     from mulstm import interop
-    from mulstm.checkpoint import Checkpoint
     from mulstm.cli._records import read
-    from mulstm.errors import CheckpointError, DataError
     from mulstm.interop import unirep
-    from mulstm.recipe import Recipe
     from mulstm.scoring import scores, total
 
     if format_name not in ("unirep", "tape"):
@@ -105,9 +104,7 @@ def _compared(format_name: str, path: str, fasta: str, vocabulary: str) -> tuple
     known = format_name == "unirep" and unirep.is_known(path)
     for name in ("unirep",) if known else unirep.HEAD_MAPS:
         found[name] = interop.read(format_name, path, head_map=name, vocabulary=vocabulary)
-        weights = found[name]
-        loaded = Checkpoint(interop.to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
-        losses[name] = total(scores(loaded, proteins))["bits_per_symbol"]
+        losses[name] = total(scores(interop.to_checkpoint(found[name]), proteins))["bits_per_symbol"]
     best, worst = min(losses, key=lambda name: losses[name]), max(losses, key=lambda name: losses[name])
     if not known and losses[worst] - losses[best] < 0.1:
         raise DataError(

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson
+from mulstm.errors import DataError
 
 
 def command(
@@ -17,8 +19,6 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Tell versions, devices, the cache, backends and why one cannot run here; or describe a checkpoint."""
-    from mulstm import console
-
     facts = _machine() if model is None else _model(model)
     if as_json:
         console.result_json(facts)
@@ -52,7 +52,6 @@ def _machine() -> dict[str, Any]:
 def _cache() -> dict[str, Any]:
     """Where unpacked texts, indices of records and statistics lie, which only ever grow in number."""
     from mulstm.data.store import cache_folder
-    from mulstm.errors import DataError
 
     try:
         folder = cache_folder()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, Device, Length, Model, Prompt, Seed
 from mulstm.cli._output import Force, require_room
-from mulstm.cli._records import Column, IdColumn, Input, Kind, Upper
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Upper, read
+from mulstm.errors import DataError
 
 MOST = 1e38  # about what single precision holds
 
@@ -38,9 +41,7 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Print what units do after each symbol of each record."""
-    from mulstm import checkpoint, console, neurons, parallel
-    from mulstm.cli._records import read
-    from mulstm.errors import DataError
+    from mulstm import checkpoint, neurons, parallel
     from mulstm.scoring import symbol_name
 
     require_room(figure, force, read=(source, model), endings=tuple(neurons.UNDATED))
@@ -88,10 +89,7 @@ def find(
     as_json: AsJson = False,
 ) -> None:
     """Find the units that best predict the labels of a small CSV or JSONL (L1 logistic regression)."""
-    import dataclasses
-
-    from mulstm import checkpoint, console, parallel, probe
-    from mulstm.cli._records import read
+    from mulstm import checkpoint, parallel, probe
 
     loaded = checkpoint.load(model, parallel.pick(device))
     records = list(read(source, kind, column, "", upper, label))

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, Device, Overrides, RunsDir
+from mulstm.errors import RecipeError
 
 
 def command(
@@ -21,9 +23,8 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Train a small model on Python's own library text, measure it, and sample from it."""
-    from mulstm import checkpoint, console, recipe, report, train
+    from mulstm import checkpoint, recipe, report, train
     from mulstm.codec.bench import STANDARD
-    from mulstm.errors import RecipeError
     from mulstm.record_corpus import load
     from mulstm.sample import Sampling, sample
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, Overrides
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ def default(context: typer.Context) -> None:
 @app.command()
 def ls(as_json: AsJson = False) -> None:
     """List the recipes."""
-    from mulstm import console, recipe
+    from mulstm import recipe
 
     rows: list[dict[str, Any]] = []
     for name in recipe.names():
@@ -44,7 +45,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A recipe's name or file.")], overrides: Overrides = None
 ) -> None:
     """Print a recipe, every key of it, as TOML, with what its files note about where a value is from."""
-    from mulstm import console, recipe
+    from mulstm import recipe
 
     found = recipe.load(name, overrides or [])
     given = recipe.overridden(overrides or [])

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson
+from mulstm.errors import CheckFailedError
 
 
 def command(
@@ -24,8 +26,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write results/tables.md, the figures and the README's table again from the records."""
-    from mulstm import console, report
-    from mulstm.errors import CheckFailedError
+    from mulstm import report
 
     report.require_folder(results)
     if not check:

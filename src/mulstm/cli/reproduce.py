@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import DataDir, Device, Minutes, RunsDir
 
 
@@ -44,7 +45,7 @@ def command(
 
     Interrupted, the same command goes on where it was.
     """
-    from mulstm import console, report
+    from mulstm import report
     from mulstm.reproduce import KINDS, reproduce, rows
     from mulstm.train import DivergedError
 

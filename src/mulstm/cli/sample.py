@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, Device, Length, Model, Precision, Prompt, Seed
 
 
@@ -37,7 +38,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Draw text from a model."""
-    from mulstm import checkpoint, console, parallel
+    from mulstm import checkpoint, parallel
     from mulstm.cli._terminal import write_bytes, write_drawn
     from mulstm.cli._text import opened
     from mulstm.sample import Sampling, sample
@@ -72,7 +73,6 @@ def command(
 
 
 def _tell(prompt: str, drawn: list[bytearray]) -> None:
-    from mulstm import console
     from mulstm.cli._terminal import sound
 
     for i, text in enumerate(drawn, 1):

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, Device, Model
 from mulstm.cli._output import Force, require_room
-from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper
+from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper, read
+from mulstm.errors import DataError
+from mulstm.files import replacing
 
 if TYPE_CHECKING:
     from mulstm.scoring import Score
@@ -40,10 +43,8 @@ def command(
 
     A protein's stop symbol and a text's line end are predicted too. --json prints one object a record.
     """
-    from mulstm import checkpoint, console, parallel
-    from mulstm.cli._records import read
+    from mulstm import checkpoint, parallel
     from mulstm.cli._text import is_protein
-    from mulstm.errors import DataError
     from mulstm.packing import LANES
     from mulstm.scoring import scores, total
     from mulstm.scoring.page import surprise
@@ -68,8 +69,6 @@ def command(
     if not whole["records"]:
         raise DataError("The input holds no record. Check the file and --as.")
     if page is not None and kept is not None:
-        from mulstm.files import replacing
-
         with replacing(page) as temporary, temporary.open("w", encoding="utf-8") as out:
             out.writelines(surprise(f"Surprise of {model.name}", kept))
         console.note(f"wrote {page}")
@@ -86,8 +85,6 @@ def command(
 
 def _printed(found: Iterator[Score], as_json: bool, losses: bool, words: bool) -> Iterator[Score]:
     """The same scores, each told as it comes."""
-    from mulstm import console
-
     for k, score in enumerate(found):
         if not as_json and k == 0:
             console.result(f"{'symbols':>9} {'nats':>12} {'bits/symbol':>11}  id")
@@ -115,7 +112,6 @@ def _object(score: Score, losses: bool, words: bool) -> dict[str, Any]:
 
 
 def _tell(score: Score, words: bool) -> None:
-    from mulstm import console
     from mulstm.scoring import words as split
 
     console.result(

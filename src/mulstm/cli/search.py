@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, DataDir, Device, Overrides, Quiet, Target
 
 
@@ -47,7 +48,7 @@ def command(
     --set makes all of them short, as in --set train.epochs=0.5. Trials that are in the file already are not
     run again.
     """
-    from mulstm import console, files, search
+    from mulstm import files, search
     from mulstm.cli._target import recipe_for
     from mulstm.report import trials as lines
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, DataDir, Device, Model, PartName
+from mulstm.errors import CheckpointError
 
 
 def command(
@@ -29,11 +32,9 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Compare two models on a text's most surprising symbols and just after them (the paper's Figure 3)."""
-    import dataclasses
 
-    from mulstm import checkpoint, console, machine, parallel
+    from mulstm import checkpoint, machine, parallel
     from mulstm.cli._text import is_own, part_of
-    from mulstm.errors import CheckpointError
     from mulstm.evaluate import evaluate
     from mulstm.job import hardware
     from mulstm.surprise import recovery

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mulstm import console
 from mulstm.cli._options import AsJson, DataDir, Device, Minutes, Overrides, Quiet, RunsDir, Target
 
 
@@ -37,7 +38,7 @@ def command(
 
     Several GPUs: torchrun --nproc-per-node=2 -m mulstm train RECIPE
     """
-    from mulstm import console, runs, train
+    from mulstm import runs, train
     from mulstm.cli import _target
     from mulstm.report.records import CUT
 
@@ -74,7 +75,6 @@ def command(
 
 def summary(record: dict[str, Any]) -> list[str]:
     """What matters in the record of a run, in a few lines."""
-    from mulstm import console
     from mulstm.report.records import CUT
 
     lines = []

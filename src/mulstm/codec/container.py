@@ -31,7 +31,7 @@ class Header:
     block: int  # the most bytes a block holds
     fingerprint: bytes  # of the integer model
     adaptive: bool
-    length: int | None = None  # of the content, where it was known beforehand
+    length: int | None  # of the content, where it was known beforehand
 
 
 @dataclass(frozen=True)

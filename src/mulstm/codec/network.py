@@ -114,7 +114,7 @@ class Network:
             for _ in self.layers
         ]
 
-    def step(self, x: Tensor, state: list[IntegerState]) -> list[IntegerState]:
+    def step(self, x: Tensor, state: list[IntegerState]) -> None:
         """Moves the state on by the symbols x (B). In place: a captured graph finds it where it was."""
         for k, (w, now) in enumerate(zip(self.layers, state, strict=True)):
             low = state[k - 1].h if w.sees_layer else None
@@ -125,7 +125,6 @@ class Network:
             after = self._layer_step(w, row, low, now)
             now.h.copy_(after.h)
             now.c.copy_(after.c)
-        return state
 
     def _layer_step(self, w: Weights, x: Tensor, low: Tensor | None, prev: IntegerState) -> IntegerState:
         m = planes(self.factor(w, x, low, prev.h)) if w.multiplicative else prev.h

@@ -14,10 +14,10 @@ from torch import Tensor
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Symbols
 from mulstm.embedding import require_units
-from mulstm.errors import DataError, MulstmError
+from mulstm.errors import DataError, MulstmError, no_number
 from mulstm.heat import Scale, characters, visible
 from mulstm.ops.reference import State
-from mulstm.predict import Predictor, no_number
+from mulstm.predict import Predictor
 from mulstm.sample import Sampling, as_text, go_on, opening
 from mulstm.scoring import likeliest, symbol_name
 from mulstm.scoring.page import HIGHEST, HIGHEST_RESIDUE

@@ -18,10 +18,9 @@ from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.embedding import files
 from mulstm.embedding.store import Store
-from mulstm.errors import DataError
+from mulstm.errors import DataError, no_number
 from mulstm.nn.model import LanguageModel
 from mulstm.packing import LANES, Packed, Symbols, run
-from mulstm.predict import no_number
 from mulstm.records import Record, texts
 
 __all__ = ["Embedded", "Representations", "Summary", "embed", "embed_file", "embedded"]
@@ -137,7 +136,7 @@ def embed_file(
     files.check(out)
     convention = loaded.convention
     before, after = convention.around
-    begun, symbols = time.perf_counter(), 0
+    begun = time.perf_counter()
     with Store(out.parent, _widths(loaded, wanted)) as store:
 
         def read() -> Iterator[Symbols]:

@@ -15,8 +15,9 @@ from mulstm.errors import CheckpointError
 from mulstm.interop import chainer, nvidia, openai, tape, torchrecurrent, unirep
 from mulstm.interop.weights import Weights
 from mulstm.nn.model import LanguageModel
+from mulstm.recipe import Recipe
 
-__all__ = ["FORMATS", "Weights", "export_model", "import_model", "read", "to_model", "to_weights", "write"]
+__all__ = ["FORMATS", "Weights", "export_model", "read", "to_checkpoint", "to_model", "to_weights", "write"]
 
 FORMATS = {
     "unirep": unirep,
@@ -52,15 +53,6 @@ def write(name: str, weights: Weights, path: str | os.PathLike[str]) -> None:
     _module(name).write(weights, path)
 
 
-def import_model(
-    name: str, path: str | os.PathLike[str], out: str | os.PathLike[str], **options: str
-) -> Weights:
-    """A foreign file as one of our checkpoints."""
-    weights = read(name, path, **options)
-    checkpoint.save(out, to_model(weights), weights.alphabet, source=weights.source)
-    return weights
-
-
 def export_model(name: str, model: str | os.PathLike[str], out: str | os.PathLike[str]) -> str:
     """One of our checkpoints as a foreign file; returns what that does not say, and importing it asks."""
     weights = to_weights(checkpoint.load(model))
@@ -94,6 +86,11 @@ def to_model(weights: Weights) -> LanguageModel:
     tensors = {key: torch.from_numpy(array.copy()) for key, array in weights.arrays.items()}
     model.load_state_dict(tensors, strict=True)
     return model.eval()
+
+
+def to_checkpoint(weights: Weights) -> Checkpoint:
+    """The model and what is known of it, for whatever takes a checkpoint."""
+    return Checkpoint(to_model(weights), weights.alphabet, Recipe(), {"source": weights.source})
 
 
 def to_weights(loaded: Checkpoint) -> Weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import warnings
@@ -139,8 +140,6 @@ def _require_text(path: Path) -> None:
 
 
 def _require(*packages: str) -> None:
-    import importlib.util
-
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise ExtraError(
             f'ONNX needs what is not installed: {", ".join(missing)}. Run pip install "mulstm[onnx]".'

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from mulstm.errors import CheckpointError
 from mulstm.files import write_atomic
@@ -65,8 +66,6 @@ def _check(path: Path) -> None:
 
 
 def _safetensors(path: Path) -> Any:
-    from safetensors import SafetensorError
-
     try:
         return tensors_in(path)
     except (SafetensorError, OSError, RuntimeError, *UNREADABLE) as error:

@@ -45,10 +45,10 @@ class _Base(Keeping):
         if dtype is not None:
             self.to(dtype)
 
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+    def reset_parameters(self) -> None:
         """Draws the weights anew: orthogonal matrices, forget gates open (bias 3), as in the paper."""
         for layer in self.stack:
-            initialise_layer(layer, InitRecipe(), generator)
+            initialise_layer(layer, InitRecipe(), None)
         self.forget()
 
     def _weights(self, dtype: torch.dtype) -> tuple[Weights, ...]:

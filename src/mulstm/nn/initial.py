@@ -31,7 +31,7 @@ def initialise(model: LanguageModel, init: InitRecipe, generator: torch.Generato
 
 @torch.no_grad()
 def initialise_layer(
-    layer: Layer, init: InitRecipe, generator: torch.Generator | None = None, from_below: bool = False
+    layer: Layer, init: InitRecipe, generator: torch.Generator | None, from_below: bool = False
 ) -> None:
     """Draws one layer. `from_below`: its input matrices come from the layer below, not from the text."""
     lower, upper = (init.lower, init.lower_scale), (init.input, init.input_scale)

@@ -186,8 +186,7 @@ class Layer(nn.Module):
                 return self._pieces(w, zx, state, mask, backend, symbols, first)
             mx, zx, px = shut(mx, zx, px, first, self.hidden)
         if w.W_hh is not None:
-            if symbols is None:
-                raise ValueError("The tensor RNN needs the symbols: each has a transition matrix of its own.")
+            assert symbols is not None
             require_plain(backend)
             if state.h.shape != zx.shape[1:]:
                 raise ValueError(f"state.h has shape {tuple(state.h.shape)}. Give {tuple(zx.shape[1:])}.")

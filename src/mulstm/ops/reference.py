@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The order of the four stacked blocks of z, as the paper lists them. Nobody else writes a gate order.
+# The order of the four stacked blocks of z, as the paper lists them; fast code takes z apart in this order.
 GATES = ("h_hat", "i", "o", "f")
 
 # How z and c become h. LSTM-type units have four blocks in z, "tanh" (the RNNs) has one and no c.

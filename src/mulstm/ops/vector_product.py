@@ -156,8 +156,8 @@ def gradient(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gradient_fits(dy: Tensor, x: Tensor) -> bool:
-    """Whether the operands fall into tiles and the work is worth them."""
-    if dy.dtype != torch.float32 or dy.device.type != "cpu" or why_not(torch.float32) is not None:
+    """Whether the operands, float32 on a CPU, fall into tiles and the work is worth them."""
+    if why_not(torch.float32) is not None:
         return False
     whole = x.shape[1] % LANES == 0 and _panels(dy.shape[1])
     return whole and x.is_contiguous() and dy.is_contiguous() and len(x) * x.shape[1] * dy.shape[1] >= LARGE

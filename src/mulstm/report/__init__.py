@@ -12,13 +12,10 @@ from mulstm.errors import DataError, RunError
 from mulstm.report import bench, figures, paper, records, tables, trials
 from mulstm.report.canvas import Figure
 from mulstm.report.curve import learning_curve
-from mulstm.report.records import Record, publish
 
 __all__ = [
-    "Record",
     "learning_curve",
     "page_beside",
-    "publish",
     "require_folder",
     "require_records",
     "stale",
@@ -26,11 +23,10 @@ __all__ = [
 ]
 
 RESULTS = Path("results")
-README = Path("README.md")
 BEGIN, END = "<!-- results: begin (made by mulstm report) -->", "<!-- results: end -->"
 
 
-def write(results: Path = RESULTS, readme: Path | None = README) -> list[Path]:
+def write(results: Path, readme: Path | None) -> list[Path]:
     """Makes everything again; the files that changed."""
     texts, drawn = _stale(results, readme)
     for path, text in texts.items():
@@ -38,7 +34,7 @@ def write(results: Path = RESULTS, readme: Path | None = README) -> list[Path]:
     return [*texts, *(path for figure in drawn for path in figure.draw(results))]
 
 
-def stale(results: Path = RESULTS, readme: Path | None = README) -> list[str]:
+def stale(results: Path, readme: Path | None) -> list[str]:
     """The files that `write` would change; empty when all is as the records say."""
     texts, drawn = _stale(results, readme)
     return [str(path) for path in (*texts, *(results / f"{figure.name}.svg" for figure in drawn))]

@@ -17,7 +17,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
 }
 
 
-def table(rows: Sequence[Row], losses: dict[str, Any] | None = None) -> list[Row]:
+def table(rows: Sequence[Row], losses: dict[str, Any] | None) -> list[Row]:
     """One object for each thing asked for: work, unit, must, goal, measured, met, goal_met.
 
     What the rows do not show is null, and neither met nor missed.

@@ -16,9 +16,9 @@ from torch import Tensor
 from mulstm import checkpoint
 from mulstm.checkpoint import Checkpoint
 from mulstm.convention import Convention
-from mulstm.errors import DataError
+from mulstm.errors import DataError, no_number
 from mulstm.packing import LANES, Symbols, nats_of, run
-from mulstm.predict import impossible, no_number
+from mulstm.predict import impossible
 from mulstm.records import Record, texts
 from mulstm.units import bits, perplexity
 from mulstm.words import SPACES
