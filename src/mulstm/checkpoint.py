@@ -197,7 +197,10 @@ def find(path: str | os.PathLike[str]) -> Path:
     known = released()
     if str(given) in known:
         return known[str(given)]
-    names = ", ".join(known) or f"one in the folder that {MODELS} names"
+    names = (
+        ", ".join(known)
+        or f"one in the folder that {MODELS} names (none is in {' or '.join(map(str, _folders()))})"
+    )
     raise CheckpointError(
         f"There is no checkpoint at {given}. "
         f"Give a .safetensors file, the folder of a run, or a model by name: {names}."
@@ -226,11 +229,14 @@ def _model_in(folder: Path) -> Path | None:
 def released() -> dict[str, Path]:
     """Models that are found by name: in $MULSTM_MODELS, in ./models, and those that come with the source."""
     found: dict[str, Path] = {}
-    for folder in (os.environ.get(MODELS), "models", Path(__file__).resolve().parents[2] / "models"):
-        if folder:
-            for file in sorted(Path(folder).glob("*.safetensors")):
-                found.setdefault(file.stem, file)
+    for folder in (*_folders(), Path(__file__).resolve().parents[2] / "models"):
+        for file in sorted(folder.glob("*.safetensors")):
+            found.setdefault(file.stem, file)
     return found
+
+
+def _folders() -> list[Path]:
+    return [Path(folder) for folder in (os.environ.get(MODELS), "models") if folder]
 
 
 def fingerprint(model: LanguageModel, alphabet: Alphabet) -> str:

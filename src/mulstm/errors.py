@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from shlex import quote
+
 
 class MulstmError(Exception):
     """A fault the user can mend. The text says what is wrong, then what to do; no traceback is shown."""
@@ -30,7 +33,11 @@ class RunError(MulstmError):
 
 
 class ExtraError(MulstmError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed: what wants it, the extra that has it, what else would do."""
+
+    def __init__(self, what: str, extra: str, instead: str = "") -> None:
+        # With the pip of this very Python: another's would look for mulstm elsewhere.
+        super().__init__(f'{what}. Run {quote(sys.executable)} -m pip install "mulstm[{extra}]"{instead}.')
 
 
 class CheckFailedError(MulstmError):

@@ -251,9 +251,7 @@ def require_board() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ExtraError(
-            'TensorBoard is not installed. Run pip install "mulstm[tensorboard]", or go without.'
-        ) from None
+        raise ExtraError("TensorBoard is not installed", "tensorboard", ", or go without") from None
     return SummaryWriter
 
 

@@ -141,7 +141,6 @@ def _sklearn() -> tuple[Any, Any, Any]:
     try:
         from sklearn import linear_model, metrics, model_selection
     except ImportError as error:
-        raise ExtraError(
-            'Finding units needs scikit-learn, which is not installed. Run pip install "mulstm[neurons]".'
-        ) from error
+        what = "Finding units needs scikit-learn, which is not installed"
+        raise ExtraError(what, "neurons") from error
     return linear_model, model_selection, metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -247,6 +248,28 @@ def test_streams_that_are_closed_or_full(trained: Path, note: Path, line: str) -
     assert done.returncode == 3, done.stderr
     assert STREAMS[line] in done.stderr.decode()
     assert not (note.parent / "c.mul").exists()
+
+
+def test_another_model_is_told_by_the_name_of_its_file(
+    call: Call, trained: Path, note: Path, text_file: Path, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    train = ["train", text_file, *settings(), "--device", "cpu", "-q", "--runs-dir", runs]
+    assert call(*train).code == 0
+    assert call("compress", runs, note, "-q").code == 0
+    assert call(*train, "--set", "train.seed=2").code == 0
+    code, _, err = call("decompress", runs, f"{note}.mul", "-o", tmp_path / "again", "-q")
+    assert code == 4
+    assert re.search(
+        r"written with the integer model [0-9a-f]{16}, and .*-seed2/.*\.safetensors is [0-9a-f]{16}", err
+    )
+
+
+def test_info_of_an_integer_model(call: Call, trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "i.safetensors"
+    assert call("quantize", trained, "-o", path).code == 0
+    about = json.loads(call("info", path, "--json").out)
+    assert (about["integer model"], about["alphabet"]) == (load(path).fingerprint.hex(), 256)
 
 
 def test_a_file_may_be_named_like_a_stream(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +18,9 @@ from process import Call
 from made import settings
 from made_records import add
 from mulstm import checkpoint, cli, recipe, report, reproduce
+from mulstm.cli import quickstart
 from mulstm.codec.bench import STANDARD
+from mulstm.train import RunInterruptedError
 
 
 def test_train_a_text(call: Call, text_file: Path, tmp_path: Path) -> None:
@@ -235,6 +238,57 @@ def test_evaluate_another_text(call: Call, trained: Path, tmp_path: Path) -> Non
     assert found["split"] == "all"
     bf16 = call("evaluate", trained, tmp_path / "other.txt", "--json", "-q", "--precision", "bf16").out
     assert json.loads(bf16)["bits_per_char"] == pytest.approx(found["bits_per_char"], rel=0.02)
+
+
+def test_a_warm_up_as_long_as_the_run_is_told(call: Call, text_file: Path, tmp_path: Path) -> None:
+    given = ["train", text_file, *settings(), "--device", "cpu", "--runs-dir", tmp_path / "runs"]
+    for warmup, warned in ((11, False), (12, True)):
+        err = call(*given, "--set", f"optimiser.warmup={warmup}").err
+        assert ("warning: the warm-up (12 updates) is as long as the run" in err) is warned
+
+
+def test_a_folder_of_runs_goes_on_with_its_newest(call: Call, text_file: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    given = ["train", text_file, *settings(), "--device", "cpu", "-q", "--runs-dir", runs]
+    for seed in (1, 2):
+        assert call(*given, "--set", f"train.seed={seed}").code == 0
+    code, out, _ = call("train", "--resume", runs, "--device", "cpu", "-q")
+    assert code == 0
+    assert out.rstrip().endswith("-seed2")
+    code, _, err = call("train", "--resume", tmp_path / "nowhere")
+    assert (code, "nowhere is not a run folder" in err) == (3, True)
+
+
+def test_the_recipe_for_going_on_wants_a_model(call: Call) -> None:
+    code, _, err = call("train", "finetune")
+    assert (code, 'Say "mulstm train TEXT --from MODEL"' in err) == (3, True)
+
+
+def test_an_interrupted_quickstart_goes_on_by_its_own_command(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise RunInterruptedError("Interrupted at update 5", "Go on with something else.", 2)
+
+    monkeypatch.setattr("mulstm.train.train", stopped)
+    code, _, err = call("quickstart")
+    assert (code, err) == (130, "error: Interrupted at update 5. Go on with the same command and --resume.\n")
+
+
+def test_the_program_is_named_as_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, mine = tmp_path / "other" / "mulstm", tmp_path / "my bin" / "mulstm"
+    for path in (other, mine):
+        path.parent.mkdir()
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(other.parent))
+    for called, expected in (
+        (other, "mulstm"),
+        (mine, f"'{mine}'"),
+        (tmp_path / "mulstm" / "__main__.py", f"{sys.executable} -m mulstm"),
+    ):
+        monkeypatch.setattr(sys, "argv", [str(called)])
+        assert quickstart._program() == expected
 
 
 def test_sample(call: Call, trained: Path) -> None:

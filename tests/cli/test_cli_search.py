@@ -44,6 +44,11 @@ def test_every_trial_asked_for_is_in_the_answer(call: Call, text_file: Path, tmp
     assert len(call(*given, *options).out.splitlines()) == 4  # two of the table's head, one trial, the file
 
 
+def test_trials_that_are_too_short_to_say_anything(call: Call, text_file: Path, tmp_path: Path) -> None:
+    given = ["search", text_file, "--out", tmp_path / "s.jsonl", *settings(), "--device", "cpu"]
+    assert "warning: trials of 12 updates say little" in call(*given, "--try", "optimiser.rate=1e-3,1e-2").err
+
+
 def test_figures_of_different_texts_are_not_to_be_compared(
     call: Call, text_file: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from made_records import add, cells, markdown
 from mulstm import recipe, report, runs
-from mulstm.errors import ExtraError, RunError
+from mulstm.errors import RunError
 from mulstm.recipe import names
 from mulstm.report import canvas, figures, paper, records, tables
 
@@ -315,7 +315,7 @@ def test_a_run_is_published_with_a_thin_curve(finished: Path, results: Path) -> 
 
 def test_without_matplotlib_there_are_tables(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ExtraError, match="pip install matplotlib"):
+    with pytest.raises(RunError, match="pip install matplotlib"):
         report.write(results, None)
     assert (results / "tables.md").is_file()
 

@@ -68,7 +68,7 @@ def network_of(model: Path, device: str, products: str, threads: int, quiet: boo
     import torch
 
     from mulstm import parallel
-    from mulstm.codec import integer
+    from mulstm.codec import integer, kernels
     from mulstm.codec.network import Network
     from mulstm.codec.source import open_model
 
@@ -77,6 +77,8 @@ def network_of(model: Path, device: str, products: str, threads: int, quiet: boo
     found, file, made = open_model(model)
     if made and not quiet:
         console.note(f'made the integer model of {file}; "mulstm quantize" keeps it for the next time')
+    if not quiet and kernels.find() is None and parallel.pick(device).type == "cpu":
+        console.note("without numba this takes several times as long: mulstm[codec] has it")
     size = integer.size_of(found) if made else file.stat().st_size
     return Network(found, parallel.pick(device), products), size
 

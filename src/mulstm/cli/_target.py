@@ -28,6 +28,11 @@ def recipe_for(
     if is_recipe and "/" not in target and Path(target).exists():
         raise two_meanings(target, "recipe")
     require_one_meaning(target)
+    if target == "finetune":
+        raise RecipeError(
+            "This recipe goes on with a model, and a text is to be given with it. "
+            'Say "mulstm train TEXT --from MODEL".'
+        )
     if is_recipe or target.endswith(".toml"):
         return recipe.load(target, overrides)
     if target not in KNOWN and not Path(target).exists():

@@ -71,7 +71,8 @@ def part_of(
             corpus = _own(model, text, data_dir)
         except DataError as fault:
             what, _, usual = str(fault).partition(". ")
-            raise DataError(f"The model's own text cannot be had: {what}. {remedy or usual}") from fault
+            told = f"The model's own text cannot be had: {what.rstrip('.')}. {remedy or usual}"
+            raise DataError(told.rstrip()) from fault
         if not text:
             _require_same(model, corpus, remedy)
         usual = "valid" if trained.records else "test"

@@ -54,6 +54,8 @@ def command(
 
     header = archive.peek(file)
     network, _ = network_of(model, device, products, threads, quiet)
+    if header is not None:  # a folder of runs may stand for another run by now: say which it was
+        archive.require_model(header, network, str(files_of(model)[0]))
     total = (header and header.length) or 0
     with console.moving(total, "decompress", quiet, "bytes") as progress:
         done = archive.decompress_path(file, target, network, coder=coder, progress=progress)

@@ -20,7 +20,8 @@ def command(
 ) -> None:
     """Show in the browser how a model reads what you type, and let it go on from there.
 
-    The page is for this machine alone (127.0.0.1), and loads nothing from elsewhere. Ctrl-C ends it.
+    The page is for this machine alone (127.0.0.1), and loads nothing from elsewhere. Ctrl-C ends it. It needs
+    mulstm[demo].
     """
     import webbrowser
 
@@ -31,7 +32,7 @@ def command(
     except ModuleNotFoundError as missing:
         if missing.name not in ("uvicorn", "starlette"):
             raise
-        raise ExtraError('The page needs starlette and uvicorn. Run pip install "mulstm[demo]".') from None
+        raise ExtraError("The page needs starlette and uvicorn", "demo") from None
     from mulstm.demo.reading import Reader
 
     loaded = checkpoint.load(model, parallel.pick(device))

@@ -78,7 +78,12 @@ def _native() -> dict[str, str]:
 
 def _model(path: Path) -> dict[str, Any]:
     from mulstm import checkpoint
+    from mulstm.codec import integer
 
+    if integer.is_one(file := checkpoint.find(path)):
+        found = integer.load(file)
+        about = {"file": str(file), "integer model": found.fingerprint.hex(), "made from": found.parent}
+        return about | found.facts() | {"alphabet": found.alphabet.size}
     loaded = checkpoint.load(path)
     recipe = loaded.meta["recipe"]
     return {

@@ -29,7 +29,7 @@ def trace(
     unit: Unit,
     of: Annotated[str, typer.Option("--of", help="h, the output, or c, the cell.")] = "h",
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="Draw the first record (.svg, .png).")
+        Path | None, typer.Option("--figure", help="Draw the first record (.svg, .png, .pdf).")
     ] = None,
     page: Annotated[Path | None, typer.Option("--html", help="Colour the text by the first unit.")] = None,
     force: Force = False,
@@ -88,7 +88,10 @@ def find(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Find the units that best predict the labels of a small CSV or JSONL (L1 logistic regression)."""
+    """Find the units that best predict the labels of a small CSV or JSONL (L1 logistic regression).
+
+    It needs mulstm[neurons].
+    """
     from mulstm import checkpoint, parallel, probe
 
     loaded = checkpoint.load(model, parallel.pick(device))

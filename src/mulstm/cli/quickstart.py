@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -34,9 +37,13 @@ def command(
     corpus = load(chosen.data)
     for part in ("valid", "test"):  # what is told of them comes after minutes of training
         corpus.split(part).require_symbols()
-    record, folder = train.train(
-        chosen, runs_dir=runs_dir, device=device, resume_from="auto" if resume else None
-    )
+    try:
+        record, folder = train.train(
+            chosen, runs_dir=runs_dir, device=device, resume_from="auto" if resume else None
+        )
+    except train.RunInterruptedError as stop:
+        remedy = "Go on with the same command and --resume."
+        raise train.RunInterruptedError(stop.what, remedy, stop.signum) from stop
     data = corpus.split("test").raw()
     compressors = {name: 8 * len(pack(data)) / len(data) for name, pack, _ in STANDARD}
     loaded = checkpoint.load(folder)
@@ -54,5 +61,15 @@ def command(
     console.result(f"\nA sample:\n\n{text}\n")
     console.result(f"run folder: {folder}")
     console.result(f"learning curve: {', '.join(str(path) for path in figures)}")
-    console.result(f'more text: mulstm sample {quote(str(folder))} --prompt "class "')
-    console.result(f"a page to type into: mulstm demo {quote(str(folder))}")
+    mulstm = _program()
+    console.result(f'more text: {mulstm} sample {quote(str(folder))} --prompt "class "')
+    if find_spec("uvicorn") and find_spec("starlette"):
+        console.result(f"a page to type into: {mulstm} demo {quote(str(folder))}")
+
+
+def _program() -> str:
+    """How this very program is called here: it need not be the one that a shell finds, if any."""
+    mine, found = Path(sys.argv[0]), shutil.which("mulstm")
+    if found is not None and mine.exists() and Path(found).samefile(mine):
+        return "mulstm"
+    return quote(str(mine)) if mine.stem == "mulstm" else f"{quote(sys.executable)} -m mulstm"

@@ -11,6 +11,8 @@ import typer
 from mulstm import console
 from mulstm.cli._options import AsJson, DataDir, Device, Overrides, Quiet, Target
 
+FEW = 100  # updates: after so few, models have hardly begun to differ
+
 
 def command(
     target: Target,
@@ -76,5 +78,9 @@ def command(
     distinct = list({files.json_line(line["settings"]): line for line in found}.values())
     console.table(lines.HEADERS, lines.rows(distinct))
     console.result(f"trials: {out}")
+    if not quiet and (fewest := min(line["updates"] for line in distinct)) < FEW:
+        console.note(
+            f"warning: trials of {fewest} updates say little; give them more by --set train.epochs=..."
+        )
     if unequal := lines.not_measured_alike(distinct):
         console.note(f"warning: measured with different {', '.join(unequal)}: do not compare their figures.")

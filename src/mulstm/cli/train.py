@@ -29,7 +29,7 @@ def command(
     runs_dir: RunsDir = Path("runs"),
     data_dir: DataDir = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard events (needs mulstm[tensorboard]).")
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -44,6 +44,8 @@ def command(
 
     if not target and resume in (None, "auto"):
         raise typer.BadParameter("give a text, a recipe, or --resume with a run's folder")
+    if resume not in (None, "auto") and not runs.is_run(Path(str(resume))):
+        resume = str(next(iter(runs.all_below(Path(str(resume)))), resume))  # a folder of runs is its newest
     is_text = target and Path(target).exists() and not target.endswith(".toml")
     if target and (resume in (None, "auto") or not is_text):
         recipe = _target.recipe_for(target, overrides or [], data_dir, start_from)

@@ -179,12 +179,12 @@ def peek(path: Path) -> Header | None:
         return Reader(source).header
 
 
-def require_model(header: Header, network: Network) -> None:
-    """Raises CheckFailedError when the archive was written with another model."""
+def require_model(header: Header, network: Network, name: str = "this") -> None:
+    """Raises CheckFailedError when the archive was written with another model than the one of that name."""
     mine = network.model.fingerprint
     if header.fingerprint != mine:
         raise CheckFailedError(
-            f"The archive was written with the integer model {header.fingerprint.hex()[:16]} and this is "
+            f"The archive was written with the integer model {header.fingerprint.hex()[:16]}, and {name} is "
             f"{mine.hex()[:16]}. Give the model that compressed it."
         )
 

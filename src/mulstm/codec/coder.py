@@ -71,7 +71,7 @@ def require_coder(kind: str) -> str:
             f"There is no coder {kind!r}. Choose auto, {', '.join(KINDS[:-1])} or {KINDS[-1]}."
         )
     if not at_hand.get(kind, True):
-        raise ExtraError(f'{kind} is not installed. Run pip install "mulstm[codec]".')
+        raise ExtraError(f"{kind} is not installed", "codec")
     return kind
 
 

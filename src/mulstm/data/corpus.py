@@ -43,8 +43,8 @@ class Split:
         """Raises DataError where nothing is to be predicted."""
         if self.symbols_count == 0:
             raise DataError(
-                f"The {self.name} part of {self.corpus} is empty. Train with a share for it, such as "
-                "--set data.split=90-5-5, or take another part or a longer text."
+                f"The {self.name} part of {self.corpus} is empty. Give a text of some thousand characters, "
+                "another part, or train with a share for it, such as --set data.split=90-5-5."
             )
 
     def read(self, start: int, stop: int) -> Bytes:
@@ -210,7 +210,8 @@ def _users_text(path: Path) -> Text:
         raise DataError(f"{path} is neither a file nor a folder. Write what it gives to a file first.")
     else:
         known = ", ".join(KNOWN)
-        raise DataError(f"There is no file or folder {path}. Give one, or a known corpus: {known}.")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise DataError(f"There is no file or folder {path}{where}. Give one, or a known corpus: {known}.")
     if len(text) == 0:
         raise DataError(f"{what} is empty. Give a text of some thousand characters or more.")
     if len(text) == 1:

@@ -130,8 +130,6 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise ExtraError(
-            'Writing .parquet needs pyarrow, which is not installed. Run pip install "mulstm[parquet]", '
-            "or write .npz."
-        ) from error
+        what = "Writing .parquet needs pyarrow, which is not installed"
+        raise ExtraError(what, "parquet", ", or write .npz") from error
     return pyarrow, parquet

@@ -134,8 +134,6 @@ def _hub() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ExtraError(
-            'The hub needs huggingface_hub, which is not installed. Run pip install "mulstm[hub]", '
-            "or give a local folder."
-        ) from error
+        what = "The hub needs huggingface_hub, which is not installed"
+        raise ExtraError(what, "hub", ", or give a local folder") from error
     return huggingface_hub

@@ -141,6 +141,4 @@ def _require_text(path: Path) -> None:
 
 def _require(*packages: str) -> None:
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise ExtraError(
-            f'ONNX needs what is not installed: {", ".join(missing)}. Run pip install "mulstm[onnx]".'
-        )
+        raise ExtraError(f"ONNX needs what is not installed: {', '.join(missing)}", "onnx")

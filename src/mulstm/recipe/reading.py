@@ -146,7 +146,7 @@ def _find(name_or_path: str | Path) -> tuple[Path, str]:
         return Path(text), Path(text).stem
     if text in names():
         return PACKAGED / f"{text}.toml", text
-    raise RecipeError(f'There is no recipe called "{text}". {_nearest_recipes(text)}')
+    raise RecipeError(f'There is no recipe called "{text}", and no such file here. {_nearest_recipes(text)}')
 
 
 def _nearest_recipes(text: str) -> str:
@@ -259,4 +259,4 @@ def _report(source: str, faults: list[str]) -> None:
     if faults:
         count = "a fault" if len(faults) == 1 else f"{len(faults)} faults"
         listed = "\n".join(f"  {fault}" for fault in faults)
-        raise RecipeError(f"{source} has {count}:\n{listed}\ndocs/recipes.md explains every key.")
+        raise RecipeError(f'{source} has {count}:\n{listed}\n"mulstm recipes show text" has every key.')

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mulstm import files
-from mulstm.errors import ExtraError
+from mulstm.errors import RunError
 from mulstm.report import paper
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
@@ -103,7 +103,7 @@ def canvas(size: tuple[float, float]) -> Iterator[Any]:
     try:
         import matplotlib
     except ImportError:
-        raise ExtraError("matplotlib, which draws figures, is missing. Run: pip install matplotlib") from None
+        raise RunError("matplotlib, which draws figures, is missing. Run: pip install matplotlib") from None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
