@@ -232,7 +232,8 @@ STREAMS = {
     "m compress $MODEL note.txt -o - -q >&-": "The standard output is closed",
     "m compress $MODEL - -o c.mul -q <&-": "The standard input is closed",
     "m decompress $MODEL - -o c.txt -q <&-": "The standard input is closed",
-    "ulimit -f 1; PYTHONUNBUFFERED=1 m compress $MODEL big -o - -q --static --no-verify > out": "too large",
+    "m compress $MODEL big -q --static --no-verify; ulimit -f 1; "
+    "PYTHONUNBUFFERED=1 m decompress $MODEL big.mul -o - -q > out": "too large",
 }
 
 
