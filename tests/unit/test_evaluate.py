@@ -176,7 +176,7 @@ def test_the_papers_conversion() -> None:
 
 
 def test_an_empty_part(model: LanguageModel, text_file: Path) -> None:
-    with pytest.raises(DataError, match=r"is empty\. Train with a share"):
+    with pytest.raises(DataError, match=r"is empty\. Give a longer text"):
         evaluate(model, data.load(text_file, split="95-0-5").split("valid"))
 
 

@@ -172,7 +172,7 @@ def test_no_trial_is_begun_after_its_time(
 
 def test_what_cannot_be_compared(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "search.jsonl"
-    with pytest.raises(DataError, match=r"The valid part of .* is empty\. Train with a share"):
+    with pytest.raises(DataError, match=r"The valid part of .* is empty\. Give a longer text"):
         search.search([trial(tiny, "data.split=95-0-5", "evaluate.patience=0")], out=out)
     out.write_text("notes of mine\n")
     with pytest.raises(RunError, match="is not the file of a search"):

@@ -43,7 +43,7 @@ class Split:
         """Raises DataError where nothing is to be predicted."""
         if self.symbols_count == 0:
             raise DataError(
-                f"The {self.name} part of {self.corpus} is empty. Give a text of some thousand characters, "
+                f"The {self.name} part of {self.corpus} is empty. Give a longer text, "
                 "another part, or train with a share for it, such as --set data.split=90-5-5."
             )
 
