@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ from mulstm.errors import BackendError, MulstmError, RunError
 
 R = TypeVar("R")
 CPU = torch.device("cpu")
+LAST_WORD = 5.0  # seconds: torchrun ends all processes with the first that fails, which has still to say why
 PATIENCE = timedelta(days=7)  # the first process may measure for hours; torchrun ends those of one that dies
 TORCHRUN = "Start several processes with torchrun, or unset WORLD_SIZE to train in one."
 
@@ -97,6 +99,7 @@ class Share:
         if fault is not None:
             raise fault
         if not told[1]:
+            time.sleep(LAST_WORD)
             raise RunError("The first process stopped. Its message says why.")
         return cast(R, told[0])
 
