@@ -77,10 +77,11 @@ def network_of(model: Path, device: str, products: str, threads: int, quiet: boo
     found, file, made = open_model(model)
     if made and not quiet:
         console.note(f'made the integer model of {file}; "mulstm quantize" keeps it for the next time')
-    if not quiet and kernels.find() is None and parallel.pick(device).type == "cpu":
+    chosen = parallel.pick(device)
+    if not quiet and kernels.find() is None and chosen.type == "cpu":
         console.note("without numba this takes several times as long: mulstm[codec] has it")
     size = integer.size_of(found) if made else file.stat().st_size
-    return Network(found, parallel.pick(device), products), size
+    return Network(found, chosen, products), size
 
 
 def tell(target: Path, line: str, facts: dict[str, Any], as_json: bool) -> None:

@@ -83,7 +83,8 @@ def command(
     require_there(file)
     target = output or (Path("-") if str(file) == "-" else file.with_name(file.name + ".mul"))
     if not bench:
-        require_room(target, force, read=(file, *files_of(model)))
+        model, beside = files_of(model)  # once: a folder of runs may soon stand for another
+        require_room(target, force, read=(file, model, beside))
     elif figure is not None:
         require_room(figure, force, read=(file,), endings=(".svg",))
         require_room(figure.with_suffix(".png"), force, read=(file,))

@@ -49,13 +49,14 @@ def command(
         raise typer.BadParameter(f"{file} does not end in .mul, so say where to write", param_hint="--output")
     target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))
     require_there(file)
-    require_room(target, force, read=(file, *files_of(model)))
+    found, beside = files_of(model)  # once: a folder of runs may soon stand for another
+    require_room(target, force, read=(file, found, beside))
     from mulstm.codec import archive
 
     header = archive.peek(file)
-    network, _ = network_of(model, device, products, threads, quiet)
-    if header is not None:  # a folder of runs may stand for another run by now: say which it was
-        archive.require_model(header, network, str(files_of(model)[0]))
+    network, _ = network_of(found, device, products, threads, quiet)
+    if header is not None:  # told by the file's name: the run that is meant may be an older one
+        archive.require_model(header, network, str(found))
     total = (header and header.length) or 0
     with console.moving(total, "decompress", quiet, "bytes") as progress:
         done = archive.decompress_path(file, target, network, coder=coder, progress=progress)
