@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -154,53 +152,6 @@ def test_no_stream_holds_more_than_its_size_allows(entries: int) -> None:
     for _ in range(16):
         out.put(begins.repeat(n // 16, axis=0), np.zeros(n // 16, dtype=np.int64))
     assert n <= coder.most_symbols(len(out.finish()), entries)
-
-
-def test_machine_code_is_kept_where_nobody_else_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = pytest.importorskip("mulstm.codec.compiled")
-    monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tmp_path / "mulstm" / "numba"
-    assert compiled.kept_in() == str(folder)
-    assert folder.stat().st_mode & 0o077 == 0
-    folder.chmod(0o777)
-    assert compiled.kept_in() is None
-    monkeypatch.setattr(compiled.config, "CACHE_DIR", "elsewhere")
-    assert compiled.kept_in() == "elsewhere"
-
-
-def twice(x: int) -> int:
-    return 2 * x
-
-
-def test_a_damaged_or_full_cache_of_machine_code_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = pytest.importorskip("mulstm.codec.compiled")
-    monkeypatch.setattr(compiled, "_KEPT_IN", str(tmp_path))
-    before = compiled.config.CACHE_DIR
-    assert compiled.compiled(twice)(4) == 8
-    assert before == compiled.config.CACHE_DIR  # others keep theirs where they did
-    kept = [path for path in tmp_path.rglob("*") if path.suffix in (".nbi", ".nbc")]
-    assert {path.suffix for path in kept} == {".nbi", ".nbc"}
-    again = compiled.compiled(twice)
-    assert again(4) == 8
-    assert sum(again.stats.cache_hits.values()) == 1
-    for path in kept:
-        path.write_bytes(b"")
-        assert compiled.compiled(twice)(4) == 8
-    again = compiled.compiled(twice)
-    assert again(4) == 8
-    assert sum(again.stats.cache_hits.values()) == 1  # it was made anew
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", full)
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.load", full)
-    assert compiled.compiled(twice)(4) == 8
 
 
 def test_constriction_says_that_it_has_no_table_of_one_entry() -> None:

@@ -134,18 +134,6 @@ def test_compiled_loops_give_the_same(wiring: dict[str, object]) -> None:
     assert torch.equal(run(Network(model), text), run(Network(model, compiled=False), text))
 
 
-def test_loops_compile_where_no_folder_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    caching = pytest.importorskip("numba.core.caching")
-    from mulstm.codec.compiled import compiled
-
-    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
-
-    def twice(x: int) -> int:
-        return 2 * x
-
-    assert compiled(twice)(21) == 42
-
-
 def test_tables_are_tables() -> None:
     network = Network(integer())
     logits = (torch.randint(-40_000, 40_000, (50, 256)) * torch.randint(0, 9, (50, 1))).double()
