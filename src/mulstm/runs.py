@@ -35,7 +35,7 @@ class Run:
     @classmethod
     def create(cls, recipe: Recipe, *, root: Path) -> Run:
         """A new folder root/<recipe>/<date>-seed<k> with the recipe in it."""
-        parent = _home(recipe.name, root)
+        parent = home(recipe.name, root)
         stamp = f"{time.strftime('%Y-%m-%d-%H%M%S')}-seed{recipe.train.seed}"
         for n in range(1, 1000):
             path = parent / (stamp if n == 1 else f"{stamp}-{n}")
@@ -184,14 +184,14 @@ def _require_run(path: Path) -> None:
         raise RunError(f"{path} is not a run folder: it has no recipe.toml. Give the folder of a run.")
 
 
-def newest_first(name: str, *, root: Path) -> list[Path]:
-    """The folders of a recipe's runs."""
-    return _newest_first(_home(name, root), 0)
-
-
-def _home(name: str, root: Path) -> Path:
+def home(name: str, root: Path) -> Path:
     """Where the runs of a recipe are."""
     return root / (name or "unnamed")
+
+
+def newest_first(name: str, *, root: Path) -> list[Path]:
+    """The folders of a recipe's runs."""
+    return _newest_first(home(name, root), 0)
 
 
 def all_below(folder: Path) -> list[Path]:

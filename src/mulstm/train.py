@@ -79,7 +79,7 @@ def train(
             if tell is not None:
                 tell(f"{path} is complete: nothing is left to do.")
             return record, path
-        jobs.require_apart(recipe.data.corpus, runs_dir if path is None else path)
+        jobs.require_apart(recipe.data.corpus, path or runs.home(recipe.name, runs_dir))
         job = jobs.build(
             recipe, share, stack, runs_dir=runs_dir, path=path, data_dir=data_dir, start_from=start_from
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from process import Answer, Call
 from safetensors.torch import save_file
 from torch import no_grad, zeros
 
-from made import settings, text_recipe
-from mulstm import checkpoint, cli, recipe, runs
+from made import TINY, settings, text_recipe
+from mulstm import checkpoint, cli, recipe, runs, train
 from mulstm.cli import _text
-from mulstm.errors import CheckFailedError
+from mulstm.errors import CheckFailedError, DataError
 
 
 def told(answer: Answer, code: int, *words: str) -> None:
@@ -225,7 +226,7 @@ def test_what_is_written_into_the_text_itself(
     folder.mkdir()
     (folder / "one.txt").write_bytes(text_file.read_bytes())
     monkeypatch.chdir(folder)
-    told(call("train", ".", *settings()), 3, "runs lies in the text itself", "--runs-dir")
+    told(call("train", ".", *settings()), 3, "runs/text lies in the text itself", "--runs-dir")
     told(call("search", ".", "--trial", "", *settings()), 3, "text.jsonl lies in the text itself", "--out")
     assert [path.name for path in folder.iterdir()] == ["one.txt"]
     # What is hidden is not read, and what is elsewhere neither.
@@ -234,6 +235,22 @@ def test_what_is_written_into_the_text_itself(
     assert "; letters, 5,399 symbols;" in answer.err
     assert call("evaluate", ".runs/text").code == 0
     assert call("train", ".", *settings(), "--runs-dir", tmp_path / "runs", "-q").code == 0
+
+
+def test_a_folder_of_runs_is_no_text(
+    call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "runs" / "text" / trained.name
+    shutil.copytree(trained, place)
+    monkeypatch.chdir(tmp_path)
+    before = files(tmp_path)
+    for given in ("runs/text", "runs", "."):
+        told(call("train", given, *settings()), 3, "has runs in it", f"mulstm train --resume {given}")
+    told(call("train", place, *settings()), 3, "is the folder of a run, not a text", "--resume")
+    # What a library's caller gives is looked at as well: the text must not grow by the run.
+    with pytest.raises(DataError, match="runs/text lies in the text itself"):
+        train.train(text_recipe(Path("runs/text"), TINY), device="cpu", quiet=True)
+    assert files(tmp_path) == before
 
 
 def test_a_run_in_use(call: Call, text_file: Path, tmp_path: Path) -> None:

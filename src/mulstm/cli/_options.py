@@ -21,7 +21,7 @@ Minutes = Annotated[
     typer.Option(
         "--minutes",
         min=0,
-        help="Train for at most so long; the record then says that the run was cut short, and it can go on.",
+        help="Train for at most so long (0: no limit); the record says so, and the run can go on.",
     ),
 ]
 Length = Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to draw.")]
@@ -38,7 +38,9 @@ Overrides = Annotated[
 ]
 PartName = Annotated[
     str,
-    typer.Option("--split", help="train, valid, test or all (default: test; all of a text of yours)."),
+    typer.Option(
+        "--split", help="train, valid, test or all (default: test, of records valid; all of a text of yours)."
+    ),
 ]
 Precision = Annotated[
     Literal["fp32", "bf16"],

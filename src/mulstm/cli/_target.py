@@ -10,6 +10,7 @@ from shlex import quote
 from mulstm import checkpoint, recipe, record_corpus, runs
 from mulstm.cli._text import require_one_meaning, two_meanings
 from mulstm.convention import name_of
+from mulstm.data.corpus import is_hidden
 from mulstm.data.known import KNOWN
 from mulstm.errors import CheckpointError, DataError, RecipeError
 from mulstm.recipe import Recipe
@@ -41,11 +42,8 @@ def recipe_for(
                 f"There is no file or folder {target}. Give a text, a folder of texts, or a recipe's name."
             )
         return recipe.load(target, overrides)  # which says what is nearest
-    if runs.is_run(Path(target)):
-        raise DataError(
-            f"{target} is the folder of a run, not a text. "
-            f'Go on with it by "mulstm train --resume {quote(target)}".'
-        )
+    if target not in KNOWN:
+        _require_no_runs(Path(target))
     found = _for_text(target, overrides, start_from)
     corpus = record_corpus.load(found.data, data_dir)
     part = corpus.split("train")
@@ -54,6 +52,18 @@ def recipe_for(
         lanes = min(found.train.lanes, part.chosen.size)
         found = replace(found, train=replace(found.train, lanes=lanes))
     return recipe.fit(found, part.symbols_count, overrides, valid=corpus.split("valid").symbols_count)
+
+
+def _require_no_runs(text: Path) -> None:
+    """Other commands take a folder of runs for its newest; here it would be read as text, weights and all."""
+    resume = f'"mulstm train --resume {quote(str(text))}"'
+    if runs.is_run(text):
+        raise DataError(f"{text} is the folder of a run, not a text. Go on with it by {resume}.")
+    if any(not is_hidden(run.relative_to(text)) for run in runs.all_below(text)):
+        raise DataError(
+            f"{text} has runs in it, which would be read as text. "
+            f"Go on with the newest by {resume}, or give the texts a folder of their own."
+        )
 
 
 def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) -> Recipe:

@@ -25,7 +25,7 @@ def command(
         Path | None,
         typer.Option(
             "--against",
-            help="Measure both models on this file, up to a fiftieth less, and what whole numbers cost.",
+            help="Measure both models on this file (without up to 2 % of it), and what whole numbers cost.",
         ),
     ] = None,
     symbols: Annotated[

@@ -22,7 +22,8 @@ def command(
     ] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Only the k likeliest symbols; 0: all.")] = 0,
     top_p: Annotated[
-        float, typer.Option("--top-p", min=0, max=1, help="Only the likeliest that reach this share.")
+        float,
+        typer.Option("--top-p", min=0, max=1, help="Only the likeliest that reach this share (above 0)."),
     ] = 1.0,
     seed: Seed = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Texts to draw at once.")] = 1,

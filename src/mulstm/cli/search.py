@@ -34,7 +34,7 @@ def command(
     ] = None,
     overrides: Overrides = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0, help="Begin no further trial after so long.")
+        float, typer.Option("--minutes", min=0, help="Begin no further trial after so long (0: no limit).")
     ] = 0.0,
     out: Annotated[
         Path | None,

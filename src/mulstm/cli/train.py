@@ -22,7 +22,7 @@ def command(
         ),
     ] = None,
     start_from: Annotated[
-        Path | None, typer.Option("--from", help="A checkpoint whose weights are the starting point.")
+        Path | None, typer.Option("--from", help="A checkpoint, run or released model to start from.")
     ] = None,
     minutes: Minutes = 0.0,
     device: Device = "auto",

@@ -151,7 +151,7 @@ def _notes(table: Table, records: Sequence[Record]) -> list[str]:
             "The stacked LSTM and the MI-LSTM stand in the paper's text, not in its table. The LSTM with the "
             "mLSTM's optimiser stands under *faithful*, but its start and step are ours. Every model is "
             "measured in ten lanes; the authors' program for the RMS prop rows reads 1,000 short ones, which "
-            "costs by estimate 0.01 to 0.02 more."
+            "costs by estimate 0.01 more."
         ]
     if table.name == "ptb":
         symbols = sorted({r["test_symbols"] for r in records if r["table"] == "ptb"})
