@@ -97,7 +97,7 @@ def gather_statistics(
         raise MulstmError(
             f"{batches} batches of {lanes} x {segment} symbols are none. Give 1 or more of each."
         )
-    parameters = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
+    parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
     device = next(iter(parameters.values())).device
     if split.symbols_count < segment:

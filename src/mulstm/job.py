@@ -236,7 +236,8 @@ def backend_of(recipe: Recipe, share: parallel.Share) -> str:
         ops.require_plain(recipe.train.backend)
         return "reference"
     B, dtype = recipe.train.lanes // share.count, PRECISIONS[recipe.train.precision]
-    return ops.chosen(torch.zeros(1, B, 1, dtype=dtype, device=share.device), backend=recipe.train.backend)
+    zx = torch.zeros(1, 1, 1, dtype=dtype, device=share.device).expand(1, B, 1)
+    return ops.chosen(zx, backend=recipe.train.backend)
 
 
 def hardware(device: torch.device) -> str:

@@ -58,6 +58,8 @@ def search(
     note: Callable[[str], None] | None = None,  # None: silent
 ) -> list[Result]:
     """What each trial found; `out` gets a line for each, and one that is there already is not run again."""
+    if not minutes >= 0:
+        raise RecipeError(f"minutes={minutes} is no time. Give one above 0, or 0 for all trials.")
     for trial in trials:
         recipes.check(trial.recipe)
         jobs.require_apart(trial.recipe.data.corpus, out)
@@ -65,7 +67,7 @@ def search(
     _append(out)  # a place that cannot be written is told before any work
     found: list[Result] = []
     corpus: tuple[Any, Corpus, dict[str, Any]] | None = None
-    started = time.monotonic()
+    started, is_begun = time.monotonic(), False
     with parallel.joined(device) as share:
         if share.count > 1:
             raise RunError("A search runs in one process. Start it without torchrun.")
@@ -82,12 +84,14 @@ def search(
                     )
                 found.append({**earlier, "set": list(trial.changes)})
                 continue
-            if minutes and time.monotonic() - started >= 60 * minutes:
+            # One trial a call, even where reading the text takes all the time: else none would ever be run.
+            if minutes and time.monotonic() - started >= 60 * minutes and is_begun:
                 if note is not None:
                     note(f"The time is over before {what}. The same command goes on with it.")
                 break
             if note is not None:
                 note(what)
+            is_begun = True
             result = _run(trial, share, corpus[1], what, is_shown=note is not None)
             _append(out, result)
             known.append(result)

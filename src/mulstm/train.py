@@ -47,6 +47,8 @@ class RunInterruptedError(RunError):
         self.what, self.signum, self.exit_code = what, signum, 128 + signum
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def train(
     recipe: Recipe,
     *,
@@ -63,7 +65,7 @@ def train(
     if not isinstance(recipe, Recipe):
         raise RecipeError(f"{recipe!r:.60} is no recipe. Give one that load_recipe has read.")
     recipes.check(recipe)
-    if minutes < 0:
+    if not minutes >= 0:  # nor is it when it is no number
         raise RecipeError(f"minutes={minutes} is no time. Give one above 0, or 0 for as long as it takes.")
     if tensorboard:
         jobs.require_board()

@@ -45,15 +45,15 @@ class Update:
         self.xy = torch.zeros(planes, B, train.chunk, dtype=torch.uint8, device=device)
         self.state: tuple[State, ...] = model.zero_state(B)
         # Host numbers that change from update to update live in tensors, which a captured graph reads anew.
-        self.rate = torch.zeros((), device=device)
-        self.blend = torch.ones((), device=device)  # what the new weights count in the average
+        self.rate = torch.zeros((), dtype=torch.float32, device=device)
+        self.blend = torch.ones_like(self.rate)  # what the new weights count in the average
         self.dropout = SimpleNamespace(
             **{
-                name: torch.tensor(chance, device=device) if chance else 0.0
+                name: torch.full_like(self.rate, chance) if chance else 0.0
                 for name, chance in vars(recipe.dropout).items()
             }
         )
-        self.loss = torch.zeros((), device=device)
+        self.loss = torch.zeros_like(self.rate)
         self.totals = torch.zeros(2, dtype=torch.float64, device=device)  # losses, gradient norms
         self.optimiser = optim.build(recipe.optimiser, self.named, self.rate)
         self.averaged: LanguageModel | None = copy.deepcopy(model) if train.ema else None
@@ -133,8 +133,8 @@ class Update:
         train = self.recipe.train
         if not train.drop_state:
             return self.state
-        device = self.loss.device
-        dice = torch.rand(train.lanes, 1, generator=self.generator, device=device)[self.own]
+        on, dtype = self.rate.device, self.rate.dtype
+        dice = torch.rand(train.lanes, 1, generator=self.generator, dtype=dtype, device=on)[self.own]
         keep = dice >= train.drop_state
         return tuple(State(s.h * keep.to(s.h.dtype), s.c * keep.to(s.c.dtype)) for s in self.state)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from process import Call
 
 from made import settings
+from mulstm import record_corpus
 
 
 def test_search_settings(call: Call, text_file: Path, tmp_path: Path) -> None:
@@ -56,3 +58,15 @@ def test_figures_of_different_texts_are_not_to_be_compared(
     assert call(*given, "--try", "optimiser.rate=1e-3,1e-2").err == ""
     err = call(*given, "--try", "data.split=90-5-5,50-40-10", "--try", "evaluate.lanes=1,2").err
     assert "warning: measured with different data.split, evaluate.lanes: do not compare" in err
+
+
+def test_a_text_is_measured_once_for_all_trials(
+    call: Call, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[object] = []
+    load = record_corpus.load
+    monkeypatch.setattr(record_corpus, "load", lambda *given: loads.append(given) or load(*given))
+    rates = "optimiser.rate=1e-3,2e-3,3e-3,4e-3"
+    given = ["search", text_file, "--try", rates, *settings("train.updates=1"), "--device", "cpu", "-q"]
+    assert call(*given, "--out", tmp_path / "s.jsonl").code == 0
+    assert len(loads) == 2  # to fit the recipes, and to train

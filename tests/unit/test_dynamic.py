@@ -288,3 +288,11 @@ def test_what_does_not_belong_together(model, text) -> None:
         Settings(segment=-3)
     with pytest.raises(DataError, match="The model has 256 symbols and the alphabet"):
         gather_statistics(LanguageModel(ModelRecipe(hidden=5), 256), test)
+
+
+def test_statistics_of_what_was_made_in_inference_mode(model, text) -> None:
+    how = {"lanes": 4, "segment": 7, "batches": 2}
+    right = gather_statistics(dynamic.moving(model), text.split("train"), **how)
+    with torch.inference_mode():
+        found = gather_statistics(dynamic.moving(model), text.split("train"), **how)
+    assert all(torch.equal(found[name], right[name]) for name in right)

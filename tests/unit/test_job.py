@@ -12,6 +12,7 @@ import torch
 from made_runs import Tiny
 from mulstm import job, parallel, train
 from mulstm import recipe as recipes
+from mulstm.errors import DataError
 from mulstm.evaluate import Evaluation
 
 
@@ -97,3 +98,8 @@ def test_parts_of_an_epoch_are_rounded(tiny: Tiny, tmp_path: Path, epochs: float
     with ExitStack() as stack:
         found = built(tiny("train.updates=0", f"train.epochs={epochs}"), stack, tmp_path)
         assert (found.epoch, found.total) == (134, total)
+
+
+def test_more_lanes_than_any_memory_holds_are_told_of_as_lanes(tiny: Tiny, tmp_path: Path) -> None:
+    with ExitStack() as stack, pytest.raises(DataError, match="too few for 999999999999 x 10"):
+        built(tiny("train.lanes=999999999999"), stack, tmp_path)

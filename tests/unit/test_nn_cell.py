@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
+from mulstm.errors import BackendError
 from mulstm.nn import MultiplicativeLSTM, MultiplicativeLSTMCell
 from mulstm.ops import State
 from mulstm.ops.reference import step
@@ -328,3 +329,9 @@ def test_attributes_of_torch() -> None:
     assert [id(w) for weights in layer.all_weights for w in weights] == [id(p) for p in layer.parameters()]
     with pytest.warns(UserWarning, match=r"dropout is 0\.5"):
         make(dropout=0.5)
+
+
+def test_a_backend_is_named_when_the_layer_is_made_and_shown() -> None:
+    with pytest.raises(BackendError, match="no backend 'tritn'"):
+        MultiplicativeLSTM(E, H, backend="tritn")
+    assert "5, 6, backend='fused'" in repr(MultiplicativeLSTM(E, H, backend="fused"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from mulstm.nn import LanguageModel, packed
@@ -189,3 +190,41 @@ def test_views_of_a_larger_tensor_are_not_kept() -> None:
         model.forget()
         assert torch.equal(found, model(x)[0])
         assert not torch.equal(found, before)
+
+
+def test_the_weights_of_a_wrapped_layer_are_not_kept() -> None:
+    """Their versions are those of the layer inside, as with torch.compile of a layer."""
+    model = make(ModelRecipe(hidden=6, embedding=4, weight_norm=True)).eval()
+    inside = model.layers[0]
+    model.layers[0] = checkpoint_wrapper(inside)
+    x = torch.randint(9, (2, 3))
+    with torch.no_grad():
+        before = model(x)[0]
+        for p in inside.parameters():
+            p.mul_(1.5)
+        after = model(x)[0]
+        model.forget()
+        assert torch.equal(model(x)[0], after)
+    assert not torch.allclose(before, after)
+
+
+def test_frozen_weights_are_kept_while_another_module_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, head = make(ModelRecipe(hidden=6)).eval(), torch.nn.Linear(6, 1, dtype=torch.float64)
+    prepare, made = model._prepare, []
+    monkeypatch.setattr(model, "_prepare", lambda *a, **k: made.append(1) or prepare(*a, **k))
+    optimiser, x = torch.optim.SGD(head.parameters(), lr=0.1), torch.randint(9, (2, 3))
+
+    def learn() -> None:
+        with torch.no_grad():
+            h, _ = model.hidden(x)
+        head(h).sum().backward()
+        optimiser.step()
+
+    model.requires_grad_(False)
+    for _ in range(3):
+        learn()
+    assert len(made) == 1
+    model.requires_grad_(True)  # the optimiser may be theirs
+    for _ in range(2):
+        learn()
+    assert len(made) == 3

@@ -190,13 +190,29 @@ def test_a_layer_to_onnx(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(h), module(x)[0])
 
 
+@pytest.mark.parametrize("name", ["embedding", "W_out"])
+def test_a_pruned_model_is_the_same_by_every_door(name: str) -> None:
+    model = make(ModelRecipe(hidden=6, embedding=4))
+    prune.l1_unstructured(model, name, 0.3)
+    x, h = torch.randint(9, (2, 20)), torch.randn(2, 6)
+    for _ in range(2):  # a graph that is kept could be used once
+        (model.hidden(x)[0].sum() + model.output([h]).sum()).backward()
+    with torch.no_grad():
+        getattr(model.eval(), f"{name}_orig").mul_(3)
+        found = model.hidden(x)[0], model.output([h])
+        model(x)
+        again = model.hidden(x)[0], model.output([h])
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
 @pytest.mark.parametrize("evaluation", [True, False])
 def test_autocast_does_not_touch_a_model(evaluation: bool) -> None:
     model = LanguageModel(ModelRecipe(hidden=6, embedding=4, weight_norm=True), 9).train(not evaluation)
     x = torch.randint(9, (2, 5))
 
     def everything() -> list[Tensor]:
-        return [f(*of)[0] for f, of in ((model, [x]), (model.hidden, [x]), (model.loss, [x, x]))]
+        found = [f(*of)[0] for f, of in ((model, [x]), (model.hidden, [x]), (model.loss, [x, x]))]
+        return [*found, model.output([torch.linspace(-1, 1, 6)]), model.folded().stack[0].W_zx]
 
     with torch.set_grad_enabled(not evaluation):
         right = everything()

@@ -102,3 +102,14 @@ def test_a_plain_pair_is_a_state() -> None:
     chunk = given()
     pair = chunk | {"state": tuple(chunk["state"])}  # type: ignore[arg-type]
     assert recurrence(**pair)[0].equal(recurrence(**chunk)[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+def test_autocast_casts_nothing_that_the_caller_has_chosen(backend: str) -> None:
+    torch.manual_seed(1)
+    T, B, H = 5, 2, 7
+    given = torch.randn(T, B, H), torch.randn(T, B, 4 * H), torch.randn(H, H), torch.randn(4 * H, H)
+    state = State(torch.randn(B, H), torch.randn(B, H))
+    right = recurrence(*given, state, backend=backend)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(recurrence(*given, state, backend=backend)[0], right)

@@ -325,3 +325,25 @@ def test_the_device_that_is_usual_elsewhere_is_not_taken(gradients: bool) -> Non
     with torch.device("meta"):
         found = run()
     assert found.equal(truth)
+
+
+def test_what_was_saved_may_come_back_in_another_order() -> None:
+    """As from hooks of autograd that keep tensors elsewhere meanwhile."""
+    torch.manual_seed(1)
+    T, B, H = 5, 3, 4
+
+    def turned(x: Tensor) -> Tensor:
+        return x.mT.contiguous().mT if x.dim() > 1 else x
+
+    def gradients() -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        shapes = (T, B, H), (T, B, 4 * H), (H, H), (4 * H, H)
+        given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        h, _ = recurrence(*given, State(torch.zeros(B, H), torch.zeros(B, H)), backend="fused")
+        return torch.autograd.grad(h.square().sum(), given)
+
+    right = gradients()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, turned):
+        found = gradients()
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(a, b)

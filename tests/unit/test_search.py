@@ -170,6 +170,15 @@ def test_no_trial_is_begun_after_its_time(
     )
 
 
+def test_a_call_runs_one_trial_however_little_time_there_is(tiny: Tiny, tmp_path: Path) -> None:
+    asked = [trial(tiny, "optimiser.rate=1e-3"), trial(tiny, "optimiser.rate=1e-2")]
+    for count in (1, 2):
+        found = search.search(asked, out=tmp_path / "search.jsonl", minutes=1e-9)
+        assert len(found) == count
+    with pytest.raises(RecipeError, match="minutes=nan is no time"):
+        search.search(asked, out=tmp_path / "search.jsonl", minutes=math.nan)
+
+
 def test_what_cannot_be_compared(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "search.jsonl"
     with pytest.raises(DataError, match=r"The valid part of .* is empty\. Give a longer text"):

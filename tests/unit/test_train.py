@@ -383,3 +383,17 @@ def test_a_text_that_changed_meanwhile_has_no_record(
     with pytest.raises(RunError, match="The text has changed since"):
         run(recipe, tmp_path)
     assert not list(tmp_path.rglob("metrics.json"))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_run_wants_gradients_whoever_calls_it(tiny: Tiny, tmp_path: Path, mode: Any) -> None:
+    with mode():
+        found, _ = train.train(tiny(), runs_dir=tmp_path / "a", device="cpu", quiet=True)
+    right, _ = train.train(tiny(), runs_dir=tmp_path / "b", device="cpu", quiet=True)
+    assert found["test_bits_per_char"] == right["test_bits_per_char"]
+
+
+@pytest.mark.parametrize("minutes", [-1.0, math.nan])
+def test_no_time(tiny: Tiny, tmp_path: Path, minutes: float) -> None:
+    with pytest.raises(RecipeError, match=r"minutes=.* is no time"):
+        train.train(tiny(), runs_dir=tmp_path, minutes=minutes)

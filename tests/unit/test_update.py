@@ -28,7 +28,7 @@ def chunk(k: int, lanes: int = 4) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fresh(recipe: Recipe, share: Share | None = None) -> Update:
-    model = LanguageModel(recipe.model, N, init=None)
+    model = LanguageModel(recipe.model, N, init=None).float()
     model.initialise(recipe.init, torch.Generator().manual_seed(7))
     return make(model.train(), recipe, torch.Generator().manual_seed(3), share)
 
@@ -216,3 +216,25 @@ def test_a_capture_loads_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for k, (what, rows) in enumerate(done):
         assert what == "runs" or ("runs", rows) in done[:k]
     assert len([what for what, _ in done if what != "captured"]) == 10  # each call makes one update
+
+
+@pytest.mark.parametrize("usual", [torch.bfloat16, torch.float64])
+def test_the_type_that_is_usual_elsewhere_changes_nothing(
+    tiny: Callable[..., Recipe], usual: torch.dtype
+) -> None:
+    recipe = tiny("dropout.hidden=0.3", "train.drop_state=0.4", "train.ema=0.9")
+
+    def updated() -> list[Tensor]:
+        update = fresh(recipe)
+        for k in range(4):
+            update(*chunk(k), rate=1.2345e-3, blend=0.1234)
+        assert update.averaged is not None
+        return [update.totals, *update.parameters, *update.averaged.parameters()]
+
+    truth = updated()
+    torch.set_default_dtype(usual)
+    try:
+        found = updated()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(found, truth, strict=True))

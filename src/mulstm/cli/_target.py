@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 from mulstm import checkpoint, recipe, record_corpus, runs
 from mulstm.cli._text import require_one_meaning, two_meanings
@@ -13,13 +14,26 @@ from mulstm.convention import name_of
 from mulstm.data.corpus import is_hidden
 from mulstm.data.known import KNOWN
 from mulstm.errors import CheckpointError, DataError, RecipeError
-from mulstm.recipe import Recipe
+from mulstm.recipe import DataRecipe, Recipe
 from mulstm.record_corpus import RecordSplit
 from mulstm.records import kind_of
 
 
+class Sizes(NamedTuple):
+    """What a recipe is fitted to."""
+
+    train: int  # symbols
+    valid: int
+    records: int | None  # to train on; None: one text
+
+
 def recipe_for(
-    target: str, overrides: Sequence[str], data_dir: Path | None, start_from: Path | None = None
+    target: str,
+    overrides: Sequence[str],
+    data_dir: Path | None,
+    start_from: Path | None = None,
+    known: dict[DataRecipe, Sizes]
+    | None = None,  # gets the sizes of what is read: for many recipes of a text
 ) -> Recipe:
     """The recipe of a run; for a text of the user's, the default one, fitted to its length.
 
@@ -45,13 +59,22 @@ def recipe_for(
     if target not in KNOWN:
         _require_no_runs(Path(target))
     found = _for_text(target, overrides, start_from)
-    corpus = record_corpus.load(found.data, data_dir)
-    part = corpus.split("train")
-    if isinstance(part, RecordSplit) and "train.lanes" not in recipe.overridden(overrides):
+    known = {} if known is None else known
+    if found.data not in known:
+        known[found.data] = _sizes(found.data, data_dir)
+    sizes = known[found.data]
+    if sizes.records is not None and "train.lanes" not in recipe.overridden(overrides):
         # A lane without a record would only wait.
-        lanes = min(found.train.lanes, part.chosen.size)
+        lanes = min(found.train.lanes, sizes.records)
         found = replace(found, train=replace(found.train, lanes=lanes))
-    return recipe.fit(found, part.symbols_count, overrides, valid=corpus.split("valid").symbols_count)
+    return recipe.fit(found, sizes.train, overrides, valid=sizes.valid)
+
+
+def _sizes(data: DataRecipe, data_dir: Path | None) -> Sizes:
+    corpus = record_corpus.load(data, data_dir)
+    part = corpus.split("train")
+    records = part.chosen.size if isinstance(part, RecordSplit) else None
+    return Sizes(part.symbols_count, corpus.split("valid").symbols_count, records)
 
 
 def _require_no_runs(text: Path) -> None:

@@ -51,7 +51,8 @@ def command(
     run again.
     """
     from mulstm import files, search
-    from mulstm.cli._target import recipe_for
+    from mulstm.cli._target import Sizes, recipe_for
+    from mulstm.recipe import DataRecipe
     from mulstm.report import trials as lines
 
     try:
@@ -60,8 +61,10 @@ def command(
         raise typer.BadParameter(str(error).lower(), param_hint="--trial") from None
     if not changes:
         raise typer.BadParameter("give --try optimiser.rate=1e-3,2e-3, or --trial")
+    sizes: dict[DataRecipe, Sizes] = {}
     trials = [
-        search.Trial(made, recipe_for(target, [*(overrides or []), *made], data_dir)) for made in changes
+        search.Trial(made, recipe_for(target, [*(overrides or []), *made], data_dir, known=sizes))
+        for made in changes
     ]
     out = out or Path("runs/search") / f"{trials[0].recipe.name}.jsonl"
     found = search.search(
@@ -78,7 +81,7 @@ def command(
     distinct = list({files.json_line(line["settings"]): line for line in found}.values())
     console.table(lines.HEADERS, lines.rows(distinct))
     console.result(f"trials: {out}")
-    if not quiet and (fewest := min(line["updates"] for line in distinct)) < FEW:
+    if not quiet and (fewest := min((line["updates"] for line in distinct), default=FEW)) < FEW:
         console.note(
             f"warning: trials of {fewest} updates say little; give them more by --set train.epochs=..."
         )

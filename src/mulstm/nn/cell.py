@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from mulstm.nn.initial import initialise_layer
 from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Weights, project, time_first
-from mulstm.ops import State, modes
+from mulstm.ops import State, modes, require_known
 from mulstm.recipe import UNITS, InitRecipe
 
 Hidden = tuple[Tensor, Tensor]  # (h, c)
@@ -30,6 +30,7 @@ class _Base(Keeping):
         _require_flags(bias=bias, weight_norm=weight_norm)
         if unit not in UNITS:
             raise ValueError(f"There is no unit {unit!r}. Choose one of: {', '.join(UNITS)}.")
+        require_known(backend)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.bias, self.weight_norm, self.unit, self.backend = bias, weight_norm, unit, backend
         self._kept: Kept[tuple[Weights, ...]] = Kept()
@@ -114,6 +115,7 @@ _USUAL = {
     "bidirectional": False,
     "weight_norm": False,
     "unit": "standard",
+    "backend": "auto",
 }
 
 

@@ -31,9 +31,10 @@ class Kept(Generic[T]):
     """One value and the parameters it was made of.
 
     A change in place is seen by the parameter's version, a new tensor by its address. Fused optimisers
-    leave the version as it was, so a step of any optimiser counts as a change too, and modules `forget`
-    whenever they run with gradients. What goes past autograd altogether (`.data`, memory shared with NumPy,
-    a collective of torch.distributed, the replay of a CUDA graph) is not seen: then call `forget`.
+    leave the version as it was, so a step of any optimiser counts as a change too, unless all parameters
+    are frozen; and modules `forget` whenever they run with gradients. What goes past autograd altogether
+    (`.data`, memory shared with NumPy, a collective of torch.distributed, the replay of a CUDA graph) is
+    not seen: then call `forget`.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,8 @@ class Kept(Generic[T]):
         """
         if not parameters or True in [p.is_inference() for p in parameters]:
             return make()
-        mark = (how, _steps, [(id(p), p._version, p.data_ptr()) for p in parameters])
+        steps = _steps if True in [p.requires_grad for p in parameters] else None
+        mark = (how, steps, [(id(p), p._version, p.data_ptr()) for p in parameters])
         kept = self._kept  # another thread may forget it at any moment
         if kept is None or kept[0] != mark:
             # The storages are held on to, so that no other tensor can come to live at their addresses.
@@ -123,12 +125,14 @@ class Keeping(nn.Module):
 def parameters_of(module: Keeping) -> list[Tensor]:
     """Those of a module and of its layers: what module.parameters() gives, ten times as fast.
 
-    None where a parametrization or a hook, pruning for one, makes them of what may change unseen; replicas
-    of DataParallel have none either.
+    None where a parametrization or a hook, pruning for one, makes them of what may change unseen, or where
+    a layer is wrapped, by torch.compile for one; replicas of DataParallel have none either.
     """
     found: list[Tensor] = []
     for part in (module, *module.stack):
-        if part._forward_pre_hooks or "parametrizations" in part._modules:
+        # A plain layer has no modules in it.
+        made = "parametrizations" in part._modules if part is module else part._modules
+        if part._forward_pre_hooks or made:
             return []
         found += [p for p in part._parameters.values() if p is not None]
     return found

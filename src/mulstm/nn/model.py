@@ -28,11 +28,12 @@ def _precise(method: F) -> F:
     """A model's method with autocast off: `precision` says what computes."""
 
     @functools.wraps(method)
-    def run(self: LanguageModel, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not modes.autocasts(x.device):
-            return method(self, x, *args, **kwargs)
-        with torch.autocast(x.device.type, enabled=False):
-            return method(self, x, *args, **kwargs)
+    def run(self: LanguageModel, *args: Any, **kwargs: Any) -> Any:
+        device = self.W_out.device
+        if not modes.autocasts(device):
+            return method(self, *args, **kwargs)
+        with torch.autocast(device.type, enabled=False):
+            return method(self, *args, **kwargs)
 
     return cast(F, run)
 
@@ -112,8 +113,10 @@ class LanguageModel(Keeping):
         hs, states = self._run(x, state, masks, first)
         return time_first(self.output(hs, None if masks is None else masks.output)), states
 
+    @_precise
     def output(self, hs: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         """Logits from h of every layer, (..., B, H) each: never less than float32."""
+        make_anew(self)
         h = torch.cat(list(hs), dim=-1) if self.recipe.skip else hs[-1]
         if mask is not None:
             h = h * mask.to(h.dtype)
@@ -258,6 +261,7 @@ class LanguageModel(Keeping):
         return prepared._replace(layers=tuple(w.kept() for w in prepared.layers))
 
     def _prepare(self, masks: Masks, tabled: bool) -> Prepared:
+        make_anew(self)
         embedding = None if self.embedding is None else self.embedding.to(self.dtype)
         weights = tuple(
             layer.weights(self.dtype, masks.weights[k] if masks.weights else None)
@@ -339,6 +343,7 @@ class LanguageModel(Keeping):
         initialise(self, init, generator)
         self.forget()
 
+    @_precise
     @torch.no_grad()
     def folded(self, embedding: bool = True) -> LanguageModel:
         """The same function with weight norm and, unless told otherwise, the embedding multiplied away."""

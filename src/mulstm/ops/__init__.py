@@ -24,6 +24,7 @@ __all__ = [
     "keep",
     "objections",
     "recurrence",
+    "require_known",
     "require_plain",
     "tensor_recurrence",
 ]
@@ -46,6 +47,11 @@ def recurrence(
     backend: str = "auto",
 ) -> tuple[Tensor, State]:
     """All h of a chunk, (T, B, H), and the state after it."""
+    if modes.autocasts(zx.device):  # the caller has chosen the types; nothing in here is to be cast
+        with torch.autocast(zx.device.type, enabled=False):
+            return recurrence(
+                mx, zx, W_mh, W_zm, state, mask=mask, px=px, b_h=b_h, unit=unit, backend=backend
+            )
     state = State(*state)
     _check(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
     name = chosen(zx, mask, backend)
@@ -57,14 +63,19 @@ def chosen(zx: Tensor, mask: Tensor | None = None, backend: str = "auto") -> str
     """Which backend would run this; BackendError with its reason when the one asked for cannot."""
     if backend == "auto":
         return next(name for name in BACKENDS if _why_not(name, zx, mask) is None)  # the reference can
-    if backend not in BACKENDS:
-        raise BackendError(f"There is no backend {backend!r}. Choose auto or one of: {', '.join(BACKENDS)}.")
+    require_known(backend)
     reason = _why_not(backend, zx, mask)
     if reason is not None:
         raise BackendError(
             f"The backend {backend!r} cannot run here: {reason}. Use backend = auto, or one of the others."
         )
     return backend
+
+
+def require_known(backend: str) -> None:
+    """Raises BackendError for a name that no backend has."""
+    if backend != "auto" and backend not in BACKENDS:
+        raise BackendError(f"There is no backend {backend!r}. Choose auto or one of: {', '.join(BACKENDS)}.")
 
 
 def require_plain(backend: str) -> None:

@@ -47,9 +47,6 @@ def recurrence(
     unit: str = "standard",
 ) -> tuple[Tensor, State]:
     """All h of a chunk, (T, B, H), and the state after it."""
-    if modes.autocasts(zx.device):  # the caller has chosen the types; nothing in here is to be cast
-        with torch.autocast(zx.device.type, enabled=False):
-            return recurrence(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
     x = Inputs(mx, zx, W_mh, W_zm, state.h, state.c, mask, px, b_h, unit)
     if torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in x):
         h, c_T = _forward(*x)[:2]

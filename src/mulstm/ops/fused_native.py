@@ -235,7 +235,8 @@ def _finish_rows(x: Inputs, save: bool, h: Tensor, saved: Saved) -> dict[str, It
 
 def backward(dh: Tensor, dc_T: Tensor, x: Inputs, h: Tensor, saved: Saved) -> Gradients:
     """The loop from the last step to the first, then one product for each weight gradient."""
-    given, x, dh = x, _in_line(x), dh.contiguous()
+    given, x, dh, h = x, _in_line(x), dh.contiguous(), h.contiguous()
+    saved = Saved(*(v.contiguous() for v in saved))  # hooks of autograd may have kept them in another order
     T, B, H = dh.shape
     device, narrow, none = dh.device, x.h_0.dtype, dh.new_empty(0)
     dz = empty((T, B, x.W_zm.shape[0]), narrow, device)
