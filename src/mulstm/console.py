@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 # Seconds between plain lines, and between repaints of the live one.
 PLAIN_EVERY = 10.0
 PAINT_EVERY = 0.1
+# Besides what can be seen: line ends, tabs, and the joiners that shape letters.
+_HARMLESS = "\n\t\u200c\u200d"
 
 
 def result(text: str) -> None:
@@ -40,7 +43,11 @@ def note(text: str) -> None:
 
 def printable(text: str) -> str:
     """The text without control characters: names and files hold any, and no terminal is to obey them."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(c if _is_harmless(c) else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _is_harmless(c: str) -> bool:
+    return c.isprintable() or c in _HARMLESS or unicodedata.category(c) == "Zs"
 
 
 def in_line(text: str) -> str:

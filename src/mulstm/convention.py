@@ -24,6 +24,7 @@ RESIDUES = b"-MRHKDESTNQCUGPAVIFYWLOX"
 CONVENTIONS = ("", "protein", "openai-review", "nvidia-review")
 _TAG = re.compile(r"<.*?>")
 _SPACE = re.compile(r"\s+")
+_NUMBER = re.compile("&#0*([0-9]+)")
 # What ASCII has for signs that Unicode does not decompose.
 _SIGNS = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "•": "*"})
 
@@ -50,7 +51,7 @@ class Convention:
     def cleaned(self, text: bytes) -> bytes:
         """The text as the model's training data had it, without what stands before and after."""
         if self.name == "openai-review":
-            return _text(text, lambda s: html.unescape(s).replace("\n", " ").strip())
+            return _text(text, lambda s: _unescaped(s).replace("\n", " ").strip())
         if self.name == "nvidia-review":
             return _text(text, _nvidia)
         return text
@@ -174,6 +175,12 @@ def _text(raw: bytes, change: Any) -> bytes:
     return result.encode("utf-8", errors="surrogateescape")
 
 
+def _unescaped(text: str) -> str:
+    """Entities resolved; of a number as long as Python refuses to read no character is meant."""
+    short = _NUMBER.sub(lambda found: "&#" + (found[1] if len(found[1]) < 9 else "9" * 9), text)
+    return html.unescape(short)
+
+
 def _without_tags(line: str) -> str:
     """Looked for up to the last that closes one: signs that open many and close none would take for ever."""
     end = line.rfind(">") + 1
@@ -185,4 +192,4 @@ def _nvidia(text: str) -> str:
     untagged = "\n".join(map(_without_tags, text.split("\n")))
     plain = unicodedata.normalize("NFKD", untagged.translate(_SIGNS))
     ascii_only = plain.encode("ascii", errors="ignore").decode()
-    return _SPACE.sub(" ", html.unescape(ascii_only)).strip()
+    return _SPACE.sub(" ", _unescaped(ascii_only)).strip()

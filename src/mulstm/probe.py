@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,13 @@ class Probe:
 
 
 def find(
-    loaded: Checkpoint, records: Sequence[Record], *, of: str = "", top: int = 10, seed: int = 1
+    loaded: Checkpoint,
+    records: Sequence[Record],
+    *,
+    of: str = "",
+    top: int = 10,
+    seed: int = 1,
+    tell: Callable[[str], None] | None = None,  # is told what is being done
 ) -> Probe:
     """Fits on four fifths of the different texts, measures on the rest; `of` is which representation to read.
 
@@ -52,6 +58,7 @@ def find(
     are held out together, or the classifier would know them.
     """
     linear, selection, metrics = _sklearn()
+    tell = tell or (lambda _: None)
     labels = sorted({record.label for record in records})
     if len(labels) < 2:
         raise DataError(f"The records carry {len(labels)} label(s). Give at least two different ones.")
@@ -68,6 +75,7 @@ def find(
             f'Too few different records ({counts.min()}) carry the label "{labels[int(counts.argmin())]}". '
             "Give at least five of each."
         )
+    tell(f"reading {len(records):,} records")
     X = getattr(embed(loaded, [record.text for record in records]), of)
     if not X.shape[1]:
         raise DataError(f"The cell {loaded.model.recipe.cell} has no c. Read h_mean or h_final (--of).")
@@ -81,10 +89,10 @@ def find(
     ).split(known, kinds[known])
     folds = [tuple(np.flatnonzero(np.isin(texts[learn], known[part])) for part in pair) for pair in parts]
     tried = {C: _classifier(linear, C, seed, len(labels)) for C in STRENGTHS}
-    mean_accuracy = {
-        C: float(selection.cross_val_score(model, X[learn], y[learn], cv=folds).mean())
-        for C, model in tried.items()
-    }
+    mean_accuracy: dict[float, float] = {}
+    for k, (C, model) in enumerate(tried.items(), 1):
+        tell(f"choosing units, penalty {k} of {len(tried)}")
+        mean_accuracy[C] = float(selection.cross_val_score(model, X[learn], y[learn], cv=folds).mean())
     # Of the equally good the sparsest.
     C = min(C for C in STRENGTHS if mean_accuracy[C] >= max(mean_accuracy.values()) - 1e-9)
     model = tried[C].fit(X[learn], y[learn])

@@ -22,14 +22,16 @@ from mulstm.errors import DataError
 
 KINDS = ("fasta", "lines", "jsonl", "csv", "whole")
 _SUFFIXES = {
-    **dict.fromkeys((".fasta", ".fa", ".faa", ".fas", ".fsa"), "fasta"),
+    **dict.fromkeys((".fasta", ".fa", ".faa", ".fas", ".fsa", ".pep"), "fasta"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".csv", ".tsv", ".tab"), "csv"),
 }
 _COMPRESSED = (".gz", ".bz2", ".xz")
-_PACKED = re.compile(
-    rb"(?P<gz>\x1f\x8b)|(?P<bz2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\x00)"
-)  # how such files begin
+# How such files begin.
+_PACKED = re.compile(rb"(?P<gz>\x1f\x8b)|(?P<bz2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\x00)")
+_NO_TEXT = re.compile(
+    rb"(?P<parquet>PAR1)|(?P<arrow>ARROW1)|(?P<zip>PK\x03\x04)|(?P<npy>\x93NUMPY)|(?P<zst>\x28\xb5\x2f\xfd)"
+)
 _NOT_READ = (".zip", ".zst", ".7z", ".rar", ".tar", ".tgz")
 _TEXT_FIELDS = ("sequence", "text")
 _NO_OBJECT = "Give one object a line, or --as whole for one text (train: --set data.records=)."
@@ -131,6 +133,8 @@ def _require_text(file: IO[bytes], path: str) -> None:
         ending = packed.lastgroup
         help = "Unpack it into the pipe" if path == "-" else f"Give it the ending .{ending}, or unpack it"
         raise DataError(f"{path} is packed ({ending}), and does not say so. {help}.")
+    if other := _NO_TEXT.match(head):
+        raise DataError(f"{path} is no text (but {other.lastgroup}). Write its records as CSV or JSONL.")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path} is written in UTF-16. Save it as UTF-8.")
 
@@ -234,7 +238,7 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
         label = value[fields[2]] if fields[2] else ""
         if label_column and (label is None or not str(label).strip()):
             raise DataError(f'{where}: "{label_column}" is empty, no label. Mend the line, or take it out.')
-        name = str(number) if name is None else _sound(str(name))
+        name = ("" if name is None else _sound(str(name))) or str(number)
         yield Record(name, text.encode("utf-8", errors="surrogatepass"), _sound(str(label)))
 
 
@@ -245,7 +249,7 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
         lines = iter(read)
         first = next(lines, "")
         # Where a comma separates decimals, programs separate columns by a semicolon.
-        signs = "\t" if ".tsv" in Path(path.lower()).suffixes else ",;\t"
+        signs = "\t" if {".tsv", ".tab"} & set(Path(path.lower()).suffixes) else ",;\t"
         delimiter = _delimiter(first, signs, column)
         # Strict: a quote that is never closed would make one field of all the rows after it.
         rows = csv.reader(chain([first] if first else [], lines), delimiter=delimiter, strict=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import operator
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -109,6 +110,17 @@ def load(path: Path) -> dict[str, Tensor]:
         ) from fault
 
 
+def _number(text: str) -> int | float:
+    """One that can be told and computed with: JSON sets no bounds, and no file of ours has such a one."""
+    if not math.isfinite(float(text)):
+        _no_number(text)
+    return float(text) if set(text) & set(".eE") else int(text)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text:.20} is no number")
+
+
 def read_meta(path: Path) -> dict[str, Any]:
     """Our metadata, read without touching the weights; every way a file can be wrong has its own sentence."""
     size = path.stat().st_size
@@ -136,7 +148,8 @@ def read_meta(path: Path) -> dict[str, Any]:
             'See "mulstm import" for the formats of other projects.'
         )
     try:
-        meta = as_object(json.loads(stored))
+        numbers: dict[str, Any] = {"parse_constant": _no_number, "parse_float": _number, "parse_int": _number}
+        meta = as_object(json.loads(stored, **numbers))
         for key in ("metrics", "source", "corpus"):
             as_object(meta.get(key, {}))
     except UNREADABLE as fault:

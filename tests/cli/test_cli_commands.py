@@ -231,6 +231,14 @@ def test_info_tells_nothing_of_a_training_that_it_does_not_know(
     assert about["recipe"] == {"model": asdict(loaded.model.recipe)}
 
 
+def test_info_lets_no_file_write_lines_of_its_own(call: Call, trained: Path, tmp_path: Path) -> None:
+    loaded, file = checkpoint.load(trained), tmp_path / "m.safetensors"
+    checkpoint.save(file, loaded.model, loaded.alphabet, source={"licence": "MIT\nparameters: 3"})
+    told = call("info", file).out.splitlines()
+    assert [line for line in told if line.startswith("parameters")] == told[1:2]
+    assert "  licence: MIT␊parameters: 3" in told
+
+
 def test_info_says_why_there_are_no_kernels(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mulstm.ops.native.unavailable", lambda: "llvmlite cannot be imported")
     assert "all: PyTorch's calls: llvmlite cannot be imported" in call("info").out

@@ -101,6 +101,25 @@ def test_published_weights_need_no_comparing(
     assert (code, "no use for --compare" in err) == (3, True)
 
 
+def test_what_cannot_be_compared_with_is_told_in_words_of_this_command(
+    call: Call, proteins: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "t.tsv").write_text("id\tsequence\n")
+    given = ("import", "unirep", tmp_path / "w.npz", tmp_path / "m.safetensors")
+    code, _, err = call(*given, "--compare", tmp_path / "t.tsv")
+    assert (code, "--as" in err) == (3, False)
+    assert err.endswith("Give a FASTA file of proteins.\n")
+
+
+def test_a_bad_record_at_the_end_is_told_at_the_beginning(
+    call: Call, proteins: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "p.fasta").write_text(PROTEINS + ">last\nMKT*\n")
+    monkeypatch.setattr("mulstm.embedding.run", None)  # nothing is to be computed
+    code, _, err = call("embed", *proteins, "-o", tmp_path / "v.npz")
+    assert (code, "Record last has '*' at position 4" in err) == (3, True)
+
+
 def test_export_gives_the_file_back(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
     code, out, _ = call("export", proteins[0], "unirep", tmp_path / "back.npz")
     assert code == 0

@@ -135,6 +135,8 @@ def test_changed_metadata(saved: Path, what: str, match: str) -> None:
         ("recipe", None, "None is no object"),
         ("source", "x", "'x' is no object"),
         ("metrics", [1], "is no object"),
+        ("metrics", {"x": float("nan")}, "is damaged .NaN is no number"),
+        ("metrics", {"x": 10**400}, "is damaged .1000"),
         ("deep", "[" * 100_000, "is damaged"),  # in place of all
     ],
 )

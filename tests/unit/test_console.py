@@ -216,3 +216,8 @@ def test_results_command_no_terminal_and_are_whole_in_a_file(
 
 def test_a_name_in_a_row_is_one_field() -> None:
     assert console.in_line("x\ty\nz\x1b[31m") == "x␉y␊z\N{REPLACEMENT CHARACTER}[31m"
+
+
+def test_spaces_and_joiners_of_other_scripts_stay() -> None:
+    text = "10\u00a0euros \u3000 \u0928\u200d"
+    assert console.printable(text) == text

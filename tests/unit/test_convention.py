@@ -38,6 +38,8 @@ def test_proteins() -> None:
         ("nvidia-review", "na\u00efve caf\u00e9 \u4e16", b"naive cafe"),
         ("nvidia-review", "a&eacute;", "a\u00e9".encode()),
         ("nvidia-review", "a&nbsp;&#32;b&nbsp;", b"a b"),
+        ("openai-review", f"a&#{'1' * 5000};b&#{'0' * 5000}65;&#0000000066;", "a\ufffdbAB".encode()),
+        ("nvidia-review", f"a&#{'1' * 5000};b", "a\ufffdb".encode()),
         ("", " as it <is> &amp; ", b" as it <is> &amp; "),
     ],
 )

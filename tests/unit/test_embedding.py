@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -314,6 +315,19 @@ def test_a_store_tells_offsets_between_two_records(tmp_path: Path) -> None:
             store.add(str(k), positions)
             store.offset(0)
         assert [store.offset(k) for k in range(4)] == [0, 3, 7, 12]
+
+
+def test_what_a_killed_run_has_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    names = [f".mulstm-{k * 16}" for k in "abc"] + [".mulstm-mine"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "h").write_bytes(b"x")
+    before = time.time() - 90_000
+    for path in [tmp_path / names[0], tmp_path / names[0] / "h", tmp_path / names[1], tmp_path / names[3]]:
+        os.utime(path, (before, before))
+    with Store(tmp_path, {"h": 2}):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]  # one still has a file that changes
 
 
 def test_a_fault_that_is_no_full_disk_stays_what_it_is(tmp_path: Path) -> None:

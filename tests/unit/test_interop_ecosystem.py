@@ -94,6 +94,23 @@ def test_a_card_that_is_there_is_kept(tmp_path: Path) -> None:
     assert (folder / "README.md").read_text() == "mine"
 
 
+def test_the_card_of_the_model_before_is_not_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    hub.save_pretrained(saved(tmp_path, hidden=5), folder, licence="mit")
+    files = hub.save_pretrained(saved(tmp_path, hidden=6), folder)
+    assert [f.name for f in files] == ["model.safetensors", "config.json", "README.md"]
+    assert "of 6 units" in (folder / "README.md").read_text()
+    # What somebody has written is not thrown away, nor left beside another model.
+    card = (folder / "README.md").read_text()
+    (folder / "README.md").write_text("Mine. " + card)
+    assert len(hub.save_pretrained(saved(tmp_path, hidden=6), folder)) == 2
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match=r"is the card of another model .* by hand\. Take its"):
+        hub.save_pretrained(saved(tmp_path, hidden=7), folder)
+    assert (folder / "README.md").read_text() == "Mine. " + card
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
 def test_folders_that_do_not_hold_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "f"
     hub.save_pretrained(saved(tmp_path), folder)

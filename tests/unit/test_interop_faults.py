@@ -149,6 +149,33 @@ def test_the_original_software_has_one_head_map(tmp_path: Path) -> None:
     assert not (tmp_path / "folder").exists()
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_folder_holds_one_model_however_deep_the_one_before_was(layers: int, tmp_path: Path) -> None:
+    for count in (4, layers):
+        unirep.write(unirep.from_arrays(foreign.unirep(layers=count).arrays, "unirep", "w"), tmp_path)
+    assert unirep.read(tmp_path).recipe.layers == layers
+    # Two that were put into one folder by hand cannot be told apart.
+    for name in ("rnn_mlstm_mlstm_b:0", "rnn_mlstm_stack_mlstm_stack0_mlstm_stack0_b:0"):
+        npz.write_npy(tmp_path / f"{name}.npy", np.zeros(24, np.float32))
+    with pytest.raises(CheckpointError, match="holds two models"):
+        unirep.read(tmp_path)
+
+
+def test_files_that_a_mac_adds_are_not_read(tmp_path: Path) -> None:
+    unirep.write(unirep.from_arrays(foreign.unirep().arrays, "unirep", "w"), tmp_path / "u")
+    openai.write(openai.from_arrays(foreign.openai().arrays, "w"), tmp_path / "o")
+    for folder in ("u", "o"):
+        (tmp_path / folder / "._0.npy").write_bytes(b"\0\5\x16\7")
+    unirep.read(tmp_path / "u")
+    openai.read(tmp_path / "o")
+
+
+def test_an_empty_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "v.txt").touch()
+    with pytest.raises(CheckpointError, match=r"v\.txt is empty\. Give the text"):
+        interop.read("chainer", tmp_path, vocabulary=str(tmp_path / "v.txt"))
+
+
 def test_what_the_cell_cannot_hold() -> None:
     arrays = foreign.nvidia().arrays | {"rnns.0.w_ho": np.zeros((2, 2), np.float32)}
     with pytest.raises(CheckpointError, match="projected output"):
@@ -329,7 +356,10 @@ def test_odd_safetensors(name: str, dtype: str, shape: list[int], size: int, tmp
         tape.read(tmp_path / name)
 
 
-@pytest.mark.parametrize("keys", ["x", ["x"], 3, {"layer": 3, "embedding": ["x"], "head": {}, "bias": None}])
+@pytest.mark.parametrize(
+    "keys",
+    ["x", ["x"], 3, {"layer": 3, "embedding": ["x"], "head": {}, "bias": None}, {"head": "x", "bias": "x"}],
+)
 def test_names_in_a_description_that_are_none(keys: object) -> None:
     weights = torchrecurrent.from_arrays(foreign.torchrecurrent().arrays, "file")
     weights.source["keys"] = keys

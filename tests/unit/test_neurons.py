@@ -151,7 +151,9 @@ def test_units_that_know_a_label_are_found() -> None:
         letters = b"aeiou" if k % 2 else b"bcdfg"
         text = bytes(rng.choice(list(letters), 12).astype(np.uint8))
         records.append(Record(str(k), text, "vowels" if k % 2 else "consonants"))
-    found = probe.find(loaded, records, top=3)
+    told: list[str] = []
+    found = probe.find(loaded, records, top=3, tell=told.append)
+    assert told[:2] == ["reading 80 records", "choosing units, penalty 1 of 11"]
     assert found.labels == ["consonants", "vowels"]
     assert found.accuracy >= 0.9 > found.majority
     assert 1 <= len(found.units) <= 3

@@ -174,6 +174,11 @@ def test_json_is_an_object_a_line(tmp_path: Path) -> None:
         ("t.csv", bz2.compress(b"text\n"), {}, "is packed (bz2)"),
         ("t.txt", lzma.compress(b"a\n"), {}, "is packed (xz)"),
         ("t.zip", "PK", {}, "t.zip is packed"),
+        ("t.parquet", "PAR1\x15\x04", {}, "t.parquet is no text (but parquet). Write its records as CSV"),
+        ("t.xlsx", "PK\x03\x04\n", {}, "t.xlsx is no text (but zip)"),
+        ("t.npy", b"\x93NUMPY\x01\n", {"kind": "lines"}, "t.npy is no text (but npy)"),
+        ("t.txt", b"\x28\xb5\x2f\xfd\x04\n", {}, "t.txt is no text (but zst)"),
+        ("t.tab", "text;a\n1;2\n", {}, "none of the columns text;a"),
         ("t.tar.gz", "", {}, "t.tar.gz is packed"),
         ("t.txt", "a\n", {"kind": "xml"}, 'no kind of input "xml"'),
     ],
@@ -183,6 +188,17 @@ def test_faults(name: str, text: str, options: dict[str, str], words: str, tmp_p
     with pytest.raises(DataError) as error:
         list(read(path, **options))
     assert words in str(error.value)
+
+
+def test_endings_of_biologists(tmp_path: Path) -> None:
+    assert list(read(write(tmp_path / "p.pep", ">a\nMK\n"))) == [Record("a", b"MK")]
+    assert list(read(write(tmp_path / "p.tab", "id\tsequence\na\tMK\n"))) == [Record("a", b"MK")]
+
+
+def test_an_empty_name_is_none(tmp_path: Path) -> None:
+    lines = write(tmp_path / "t.jsonl", '{"text": "a", "id": ""}\n{"text": "b", "id": "x"}\n')
+    table = write(tmp_path / "t.csv", "text,id\na,\nb,x\n")
+    assert list(read(lines)) == list(read(table)) == [Record("1", b"a"), Record("x", b"b")]
 
 
 def test_a_name_of_null_is_none_and_zero_is_one(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def command(
     The .npz holds id, h_mean, h_final and c_final. For UniRep's models h_mean is "the" vector.
     """
     from mulstm import checkpoint, parallel
-    from mulstm.embedding import Wanted, embed_file, files
+    from mulstm.embedding import Wanted, embed_file, files, require_readable
     from mulstm.packing import LANES
 
     if unknown := [name for name in what or [] if name not in VECTORS]:
@@ -52,6 +52,8 @@ def command(
     files.check(out)
     require_room(out, force, read=(source, model))
     loaded = checkpoint.load(model, parallel.pick(device))
+    if Path(source).is_file():  # which can be read twice: hours of work are not lost to its last record
+        require_readable(loaded, read(source, kind, column, id_column, upper))
     with console.moving(0, "embed", quiet, "records") as tell:
         summary = embed_file(
             loaded,

@@ -55,7 +55,7 @@ def command(
 
 
 def _targets(format_name: str, out: Path) -> list[Path]:
-    """What may be replaced; a hub folder keeps the model card that it has."""
+    """What may be replaced; a hub folder keeps a model card that was changed by hand."""
     from mulstm.interop import hub
 
     if format_name == "onnx":

@@ -98,7 +98,10 @@ def _compared(format_name: str, path: str, fasta: str, vocabulary: str) -> tuple
 
     if format_name not in ("unirep", "tape"):
         raise CheckpointError(f"The {format_name} format has no use for --compare. Leave it out.")
-    proteins = list(read(fasta, "fasta", "", ""))
+    try:
+        proteins = list(read(fasta, "fasta", "", ""))
+    except DataError as fault:  # whose remedy is an option of other commands
+        raise DataError(f"{str(fault).partition('. ')[0]}. Give a FASTA file of proteins.") from fault
     losses: dict[str, float] = {}
     found: dict[str, Weights] = {}
     known = format_name == "unirep" and unirep.is_known(path)

@@ -102,8 +102,8 @@ def _lines(facts: dict[str, Any], indent: str = "") -> list[str]:
     lines = []
     for name, value in facts.items():
         if isinstance(value, dict):
-            lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
+            lines += [f"{indent}{console.in_line(name)}:", *_lines(value, indent + "  ")]
         else:
             told = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-            lines.append(f"{indent}{name}: {told}")
+            lines.append(indent + console.in_line(f"{name}: {told}"))
     return lines

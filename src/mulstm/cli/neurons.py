@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mulstm import console
-from mulstm.cli._options import AsJson, Device, Length, Model, Prompt, Seed
+from mulstm.cli._options import AsJson, Device, Length, Model, Prompt, Quiet, Seed
 from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Upper, read
 from mulstm.errors import DataError
@@ -86,6 +86,7 @@ def find(
     column: Column = "",
     upper: Upper = False,
     device: Device = "cpu",
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the units that best predict the labels of a small CSV or JSONL (L1 logistic regression).
@@ -96,7 +97,7 @@ def find(
 
     loaded = checkpoint.load(model, parallel.pick(device))
     records = list(read(source, kind, column, "", upper, label))
-    found = probe.find(loaded, records, of=of, top=top, seed=seed)
+    found = probe.find(loaded, records, of=of, top=top, seed=seed, tell=None if quiet else console.note)
     if as_json:
         console.result_json(dataclasses.asdict(found))
         return

@@ -23,7 +23,7 @@ from mulstm.nn.model import LanguageModel
 from mulstm.packing import LANES, Packed, Symbols, run
 from mulstm.records import Record, texts
 
-__all__ = ["Embedded", "Representations", "Summary", "embed", "embed_file", "embedded"]
+__all__ = ["Embedded", "Representations", "Summary", "embed", "embed_file", "embedded", "require_readable"]
 
 Array = npt.NDArray[np.float32]
 
@@ -162,6 +162,12 @@ def embed_file(
         symbols = store.total + store.count * (before + after)
         files.write(store, out)
         return Summary(store.count, symbols, time.perf_counter() - begun)
+
+
+def require_readable(loaded: Checkpoint, records: Iterable[Record]) -> None:
+    """Raises DataError for the first record that the model has no symbols for: better now than at the end."""
+    for record in records:
+        loaded.convention.read(record.text, record.id)
 
 
 def require_units(model: LanguageModel, units: Iterable[int]) -> None:

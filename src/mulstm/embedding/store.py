@@ -7,6 +7,7 @@ import errno
 import json
 import secrets
 import shutil
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from mulstm.errors import DataError
 Rows = npt.NDArray[np.float32]
 BLOCK = 4 << 20  # bytes moved at a time
 LONGEST_ID = 10_000  # all ids of an .npz are as wide as the longest
+LEFT_AFTER = 86_400  # seconds
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -32,6 +34,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, widths: dict[str, int]) -> None:
+        _sweep(folder)
         self._folder = folder / f".mulstm-{secrets.token_hex(8)}"
         # A signal may come at any moment from here on, also before the block is entered.
         self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -127,6 +130,14 @@ class Store:
     def forget(self, name: str) -> None:
         """Frees the disk that rows already written elsewhere take."""
         self._files[name].truncate(0)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what runs that were killed have left: of a run that goes on, the files change all the time."""
+    for old in folder.glob(f".mulstm-{'[0-9a-f]' * 16}"):
+        with contextlib.suppress(OSError):
+            if time.time() - max(path.stat().st_mtime for path in (old, *old.iterdir())) > LEFT_AFTER:
+                shutil.rmtree(old)
 
 
 def names(widths: dict[str, int]) -> Sequence[str]:

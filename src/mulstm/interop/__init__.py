@@ -75,7 +75,7 @@ def _unsaid(name: str, weights: Weights, out: Path) -> str:
     if name in _OPTIONS["vocabulary"] and weights.alphabet not in _module(name).KNOWN:
         return (
             f"The file does not say which bytes its {weights.alphabet.size} symbols are. "
-            "Import it again with --vocabulary and a file of just those bytes."
+            "Import it again with --vocabulary and its training text, or a file of just those bytes."
         )
     return ""
 
@@ -109,5 +109,7 @@ def _module(name: str) -> Any:
 def _distinct_bytes(path: Path) -> Alphabet:
     if not path.is_file():
         raise CheckpointError(f"{path} is not a file. Give the text whose distinct bytes are the vocabulary.")
+    if path.stat().st_size == 0:
+        raise CheckpointError(f"{path} is empty. Give the text whose distinct bytes are the vocabulary.")
     with path.open("rb") as file:
         return Alphabet.distinct(iter(lambda: file.read(1 << 20), b""))

@@ -5,23 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from mulstm import checkpoint
 from mulstm import recipe as recipes
 from mulstm.checkpoint import Checkpoint
-from mulstm.errors import CheckpointError, ExtraError
+from mulstm.errors import CheckpointError, ExtraError, MulstmError
 from mulstm.files import filling, write_atomic
 from mulstm.tensorfile import as_object
 
 MODEL, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_FINGERPRINT = re.compile("Fingerprint: `([0-9a-f]{64})`")
+_LICENCE = re.compile("^license: .*\n", re.MULTILINE)
 _LICENCES = {"CC BY-NC 4.0": "cc-by-nc-4.0", "MIT": "mit"}
 
 
 def save_pretrained(loaded: Checkpoint, folder: str | os.PathLike[str], *, licence: str = "") -> list[Path]:
-    """Writes the folder; a model card that is already there is kept."""
+    """Writes the folder; a model card of the user's own that is already there is kept."""
     place, meta = Path(folder), loaded.meta
+    is_written = not (place / CARD).exists() or _is_as_made(place)
     with filling(place) as made:
         # A model that was changed since it was loaded is another one, and nothing of it is rounded.
         fingerprint = checkpoint.save(
@@ -36,10 +40,32 @@ def save_pretrained(loaded: Checkpoint, folder: str | os.PathLike[str], *, licen
         )
         loaded = dataclasses.replace(loaded, meta={**meta, "fingerprint": fingerprint})
         write_atomic(made / CONFIG, json.dumps(_config(loaded), indent=2, sort_keys=True) + "\n")
-        if not (place / CARD).exists():
+        if is_written:
             text = card(loaded, place.resolve().name, licence)
             write_atomic(made / CARD, text.encode(errors="replace"))  # a file's name may be no text
-    return [place / MODEL, place / CONFIG, place / CARD]
+        else:
+            _require_of(place / CARD, fingerprint)
+    return [place / MODEL, place / CONFIG, *[place / CARD] * is_written]
+
+
+def _is_as_made(place: Path) -> bool:
+    """Whether the card in a folder is as it was made for the model beside it, with whatever licence."""
+    try:
+        found = (place / CARD).read_text(encoding="utf-8")
+        made = card(checkpoint.load(place / MODEL), place.resolve().name)
+    except (OSError, ValueError, MulstmError):
+        return False
+    return _LICENCE.sub("", found) == _LICENCE.sub("", made)
+
+
+def _require_of(path: Path, fingerprint: str) -> None:
+    """A card with somebody's own words in it is kept, but not beside another model than it says it is of."""
+    stated = _FINGERPRINT.search(path.read_text(encoding="utf-8", errors="replace"))
+    if stated is not None and stated[1] != fingerprint:
+        raise CheckpointError(
+            f"{path} is the card of another model ({stated[1][:12]}...), and was changed by hand. "
+            "Take its last line out if it is right for this one too, or move it away."
+        )
 
 
 def from_pretrained(

@@ -33,11 +33,11 @@ def read(path: str | Path) -> Weights:
     folder = existing(path, "the folder with 0.npy to 14.npy")
     if folder.is_dir() and not (folder / "0.npy").exists() and (folder / "model" / "0.npy").exists():
         folder = folder / "model"
-    if not folder.is_dir() or not any(folder.glob("*.npy")):
+    if not folder.is_dir() or not any(folder.glob("[!.]*.npy")):
         raise CheckpointError(
             f"{folder} is not a folder of .npy files. Give the folder with 0.npy to 14.npy."
         )
-    found = {file.stem: read_npy(file) for file in sorted(folder.glob("*.npy"))}
+    found = {file.stem: read_npy(file) for file in sorted(folder.glob("[!.]*.npy"))}
     weights = from_arrays(found, str(folder))
     weights.source.update(sha256=sha256(folder), file=folder.name)
     return weights

