@@ -152,7 +152,8 @@ def _source_keys(weights: Weights) -> dict[str, str]:
     """The names that the parts came with; a checkpoint's description may hold anything under this one."""
     keys = weights.source.get("keys")
     named = {k: v for k, v in keys.items() if isinstance(v, str)} if isinstance(keys, dict) else {}
-    return named if len(set(named.values())) == len(named) else {}
+    used = [named[part] for part in ("embedding", "head", "bias") if named.get(part)]
+    return named if len(set(used)) == len(used) else {}
 
 
 def _prefix(found: dict[str, AnyArray]) -> str:
