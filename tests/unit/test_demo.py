@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,18 @@ def test_reviews_are_gone_on_with_as_they_stand(loaded: Checkpoint) -> None:
     assert "".join(reader.go_on("I am ", how)) == "".join(as_text([expected], ends=False))
 
 
+def test_a_unit_is_not_copied_with_all_others(loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined, cat = [], torch.cat
+
+    def watched(pieces: list[torch.Tensor]) -> torch.Tensor:
+        joined.append(cat(pieces))
+        return joined[-1]
+
+    monkeypatch.setattr(torch, "cat", watched)
+    Reader(loaded).read(TEXT, unit=4)
+    assert [one.shape[1:] for one in joined] == [(256,), ()]
+
+
 def test_a_model_that_gives_no_number(loaded: Checkpoint) -> None:
     with torch.no_grad():
         loaded.model.W_out.mul_(1e39)
@@ -206,6 +219,9 @@ def test_proteins_and_models_without_a_head() -> None:
     assert found["bits"] == pytest.approx(bits(float(expected.losses[:-1].sum())), rel=1e-5)
     with pytest.raises(DataError, match="which is no residue"):
         Reader(loaded).read("MK1")
+    for read in (Reader(loaded).read, partial(score, loaded)):  # neither of them costs a gap
+        with pytest.raises(DataError, match=r"has '-' at position 3, which .* has no class for. Take it out"):
+            read("MK-TA")
     headless = Checkpoint(
         loaded.model, loaded.alphabet, Recipe(), {"source": weights.source | {"head": False}}
     )
@@ -255,7 +271,8 @@ def test_the_page_needs_nothing_from_elsewhere(port: int) -> None:
 
 
 def test_reading_and_going_on_by_the_server(port: int, loaded: Checkpoint) -> None:
-    status, body, _ = ask(port, "POST", "/read", {"text": TEXT, "unit": 2})
+    json_type = "Application/JSON ;charset=utf-8"  # as another client may spell it
+    status, body, _ = ask(port, "POST", "/read", {"text": TEXT, "unit": 2}, Content_Type=json_type)
     expected = Reader(loaded).read(TEXT, 2)
     assert status == 200
     assert json.loads(body)["bits"] == pytest.approx(expected["bits"], rel=1e-6)
@@ -265,6 +282,17 @@ def test_reading_and_going_on_by_the_server(port: int, loaded: Checkpoint) -> No
     lines = [json.loads(line)["text"] for line in body.splitlines()]
     how = Sampling(length=40, temperature=0.5, seed=5)
     assert (status, "".join(lines)) == (200, "".join(Reader(loaded).go_on("ab", how)))
+
+
+def test_going_on_tells_what_ended_it(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverging(*_: object, **__: object) -> Iterator[list[bytes]]:
+        yield [b"a"]
+        raise CheckpointError("The model gives no numbers.")
+
+    monkeypatch.setattr(reading, "go_on", diverging)
+    status, body, _ = ask(port, "POST", "/continue", {"text": "ab"})
+    lines = [json.loads(line) for line in body.splitlines()]
+    assert (status, lines) == (200, [{"text": "a"}, {"error": "The model gives no numbers."}])
 
 
 def test_facts_that_json_has_no_word_for(loaded: Checkpoint) -> None:

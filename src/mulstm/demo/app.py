@@ -192,7 +192,7 @@ async def _refused(request: Request, fault: Exception) -> Response:
 
 async def _asked(request: Request) -> dict[str, Any]:
     """The request's JSON object. A foreign page cannot send that type without asking first, in vain."""
-    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "Send JSON.")
     body = b""
     try:
@@ -226,5 +226,9 @@ def _number(asked: dict[str, Any], name: str, default: float) -> float:
 
 
 def _lines(pieces: Iterator[str]) -> Iterator[str]:
-    for piece in pieces:
-        yield json.dumps({"text": piece}) + "\n"
+    """What is drawn, and what ended it: a status that has been sent cannot tell that any more."""
+    try:
+        for piece in pieces:
+            yield json.dumps({"text": piece}) + "\n"
+    except MulstmError as fault:
+        yield json.dumps({"error": str(fault)}) + "\n"

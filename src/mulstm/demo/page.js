@@ -4,7 +4,10 @@
 const $ = (id) => document.getElementById(id);
 const WAIT = 250; // milliseconds without a key before the text is read
 const PATIENCE = 700; // milliseconds of reading before the page says so
-let shown = []; // the characters of the last reading
+const HINT = $("detail").textContent;
+const told = { reading: "", drawing: "" }; // how each of them last failed
+let shown = { characters: [], scale: null }; // the last reading
+let here = 0; // the place of the character that is marked
 let asked = 0; // readings asked for: an answer to an older one is dropped
 let reading = null; // what breaks off the reading that is under way
 let timer = 0;
@@ -21,22 +24,28 @@ function named(symbol) {
   return { " ": "space", "\n": "line end", "\t": "tab", "\r": "return" }[symbol] ?? symbol;
 }
 
-const percent = (p) => `${(100 * p).toFixed(p < 0.1 ? 1 : 0)} %`;
-
-async function post(path, body, signal) {
-  const answer = await fetch(path, {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
-  if (!answer.ok) throw new Error((await answer.json()).error);
-  return answer;
+function put(id, text) {
+  if ($(id).textContent !== text) $(id).textContent = text; // what is put anew is read out anew
 }
 
-function tell(fault) {
+const percent = (p) => `${(100 * p).toFixed(p < 0.1 ? 1 : 0)} %`;
+
+async function ask(path, options) {
+  const answer = await fetch(path, options);
+  if (answer.ok) return answer;
+  const { error } = await answer.json().catch(() => ({}));
+  throw new Error(error ?? "The server failed. Its terminal says why.");
+}
+
+function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return ask(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+function tell(work, fault) {
   const away = fault instanceof TypeError; // how fetch says that nobody answers
-  $("message").textContent = away ? "The server has ended. Start mulstm demo again." : fault.message;
+  told[work] = away ? "The server has ended. Start mulstm demo again." : (fault?.message ?? "");
+  put("message", [...new Set(Object.values(told))].join(" ").trim());
 }
 
 async function read() {
@@ -48,12 +57,13 @@ async function read() {
   try {
     const found = await (await post("read", { text: $("text").value, unit }, reading.signal)).json();
     if (mine !== asked) return;
-    $("message").textContent = "";
+    tell("reading", null);
     show(found);
   } catch (fault) {
     if (mine !== asked) return;
-    $("summary").textContent = "";
-    tell(fault);
+    document.body.classList.add("old");
+    $("summary").textContent = shown.scale ? "This is an earlier reading." : "";
+    tell("reading", fault);
   } finally {
     clearTimeout(slow);
   }
@@ -62,13 +72,16 @@ async function read() {
 function show(found) {
   const letter = found.scale.both ? "d" : "c";
   const body = document.createDocumentFragment();
-  shown = found.characters;
-  shown.forEach((one, k) => {
-    const mark = element("i", one.text === "\n" ? "\u21b5\n" : one.text, letter + one.level);
-    mark.dataset.place = k;
-    body.append(mark);
+  shown = found;
+  shown.characters.forEach((one, k) => {
+    const spot = element("i", one.text === "\n" ? "\u21b5\n" : one.text, letter + one.level);
+    spot.dataset.place = k;
+    body.append(spot);
   });
   $("heat").replaceChildren(body);
+  document.body.classList.remove("old");
+  if ($("heat").matches(":hover, :focus")) mark(here);
+  else put("detail", HINT);
   const each = found.symbols ? ` ${found.bits.toFixed(1)} bits, ${(found.bits / found.symbols).toFixed(3)} each` : "";
   $("summary").textContent = `${found.symbols.toLocaleString("en")} symbols${each ? "," + each : ""}`;
   const { low, high, name } = found.scale;
@@ -87,12 +100,26 @@ function show(found) {
   );
 }
 
-function detail(event) {
-  const one = shown[event.target.dataset.place];
-  if (!one) return;
+function detail(one) {
   const guesses = one.guesses.map(([symbol, p]) => `${named(symbol)} ${percent(p)}`).join(", ");
-  const unit = $("unit").value === "" ? "" : `, h ${one.value.toFixed(3)}`;
-  $("detail").textContent = `${named(one.text)}: ${one.bits.toFixed(2)} bits${unit}. Expected: ${guesses}.`;
+  const unit = shown.scale.both ? `, h ${one.value.toFixed(3)}` : "";
+  return `${named(one.text)}: ${one.bits.toFixed(2)} bits${unit}. Expected: ${guesses}.`;
+}
+
+function mark(place) {
+  const spots = $("heat").children;
+  spots[here]?.classList.remove("here");
+  here = Math.max(0, Math.min(place, spots.length - 1));
+  spots[here]?.classList.add("here");
+  put("detail", spots.length ? detail(shown.characters[here]) : HINT);
+}
+
+function step(event) {
+  const place = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: Infinity }[event.key];
+  if (place === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  mark(place);
+  $("heat").children[here]?.scrollIntoView({ block: "nearest" });
 }
 
 async function goOn() {
@@ -100,6 +127,7 @@ async function goOn() {
   drawing?.abort();
   drawing = stop;
   $("stop").disabled = false;
+  tell("drawing", null);
   const options = { temperature: Number($("temperature").value), length: Number($("length").value) };
   options.seed = Math.floor(Math.random() * 1e9);
   try {
@@ -110,7 +138,11 @@ async function goOn() {
     for (let part = await lines.read(); !part.done; part = await lines.read()) {
       const whole = (rest + part.value).split("\n");
       rest = whole.pop();
-      for (const line of whole) $("text").value += JSON.parse(line).text;
+      for (const line of whole) {
+        const { text, error } = JSON.parse(line);
+        if (error) throw new Error(error);
+        $("text").value += text;
+      }
       $("text").scrollTop = $("text").scrollHeight;
       if (performance.now() - last > 1000) {
         last = performance.now();
@@ -118,7 +150,7 @@ async function goOn() {
       }
     }
   } catch (fault) {
-    if (fault.name !== "AbortError") tell(fault);
+    if (fault.name !== "AbortError") tell("drawing", fault);
   }
   if (drawing === stop) {
     drawing = null;
@@ -128,13 +160,14 @@ async function goOn() {
 }
 
 function later() {
+  tell("drawing", null);
   clearTimeout(timer);
   timer = setTimeout(read, WAIT);
 }
 
 async function begin() {
   try {
-    const model = await (await fetch("model")).json();
+    const model = await (await ask("model")).json();
     $("name").textContent = model.name;
     document.title = `mulstm: ${model.name}`;
     const size = `${model.layers > 1 ? model.layers + " x " : ""}${model.hidden.toLocaleString("en")} units`;
@@ -143,7 +176,7 @@ async function begin() {
     $("about").textContent = `${model.cell}, ${size}, ${count} parameters, ${model.alphabet} symbols${score}`;
     $("unit").max = model.hidden - 1;
   } catch (fault) {
-    tell(fault);
+    return tell("reading", fault);
   }
   read();
 }
@@ -152,7 +185,9 @@ $("text").addEventListener("input", later);
 $("unit").addEventListener("input", later);
 $("go").addEventListener("click", goOn);
 $("stop").addEventListener("click", () => drawing?.abort());
-$("heat").addEventListener("pointerover", detail);
+$("heat").addEventListener("pointerover", ({ target }) => target.dataset.place && mark(Number(target.dataset.place)));
+$("heat").addEventListener("focus", () => mark(here));
+$("heat").addEventListener("keydown", step);
 $("temperature").addEventListener("input", () => {
   $("warmth").textContent = Number($("temperature").value).toFixed(2);
 });

@@ -17,9 +17,9 @@ from mulstm.embedding import require_units
 from mulstm.errors import DataError, MulstmError, no_number
 from mulstm.heat import Scale, characters, visible
 from mulstm.ops.reference import State
-from mulstm.predict import Predictor
+from mulstm.predict import Predictor, impossible
 from mulstm.sample import Sampling, as_text, go_on, opening
-from mulstm.scoring import likeliest, symbol_name
+from mulstm.scoring import likeliest, require_possible, symbol_name
 from mulstm.scoring.page import HIGHEST, HIGHEST_RESIDUE
 from mulstm.units import bits
 
@@ -49,8 +49,8 @@ class Memory:
         self.states = [state]  # before the first piece, and after each
 
     @torch.inference_mode()
-    def read(self, symbols: Symbols, is_over: Over) -> Tensor:
-        """(symbols, width), float32 on the CPU; what was read stays, also where it is broken off."""
+    def read(self, symbols: Symbols, is_over: Over, column: int | slice = slice(None)) -> Tensor:
+        """(symbols, width) or a column of it, float32 on the CPU; what was read stays, even if broken off."""
         common = min(symbols.size, self.symbols.size)
         differ = np.flatnonzero(symbols[:common] != self.symbols[:common])
         whole = int(differ[0] if differ.size else common) // PIECE
@@ -64,7 +64,7 @@ class Memory:
             self.made.append(made[0].float().cpu())
             self.states.append(state)
             self.symbols = symbols[: start + PIECE]
-        return torch.cat(self.made)
+        return torch.cat([made[:, column] for made in self.made])
 
 
 class Reader:
@@ -77,6 +77,7 @@ class Reader:
         self.names = [visible(symbol_name(self.convention, k)) for k in range(loaded.alphabet.size)]
         self.predictor = Predictor(loaded.model, loaded.alphabet)
         model = self.predictor.model
+        self.never = impossible(model)
         self.logits = Memory(model, model.zero_state(1))
         self.units = Memory(model.hidden, model.zero_state(1))
         self.lock = threading.Lock()
@@ -91,13 +92,14 @@ class Reader:
     def read(self, text: str, unit: int | None = None, is_over: Over = lambda: False) -> dict[str, Any]:
         """One object for the page; with a unit the text is coloured by that unit's h."""
         before, own = self._symbols(text)
+        require_possible(own, self.never, self.convention, "The text")
         symbols = np.concatenate([before, own])
         if unit is not None:
             require_units(self.predictor.model, [unit])
         with self.lock:
             over = self._over(is_over)
             log_p = torch.log_softmax(self.logits.read(symbols, over).double(), dim=-1)
-            h = None if unit is None else self.units.read(symbols, over)[before.size :, unit]
+            h = None if unit is None else self.units.read(symbols, over, unit)[before.size :]
         if not log_p.isfinite().all() or (h is not None and not h.isfinite().all()):
             raise no_number("this text", self.predictor.model.precision)
         expected = log_p[before.size - 1 : -1]  # what was known before each of the text's own symbols

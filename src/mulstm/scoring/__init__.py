@@ -157,7 +157,7 @@ def _unordered(
     def read() -> Iterator[Symbols]:
         for index, record in enumerate(records):
             x, y = convention.scored(record.text, record.id)
-            _require_possible(y, never, convention, record.id)
+            require_possible(y, never, convention, f"Record {record.id}")
             reading[index] = _Open(record.id, convention.alphabet.decode(y[y >= 0]))
             targets[index] = y
             yield x
@@ -188,13 +188,13 @@ def _unordered(
             )
 
 
-def _require_possible(y: Symbols, never: Sequence[int], convention: Convention, record: str) -> None:
-    """A symbol without a class would cost thousands of nats, and say nothing about the record."""
+def require_possible(y: Symbols, never: Sequence[int], convention: Convention, name: str) -> None:
+    """A symbol without a class would cost thousands of nats, and say nothing about the text."""
     if never and (bad := np.flatnonzero(np.isin(y, never))).size:
         place = int(bad[0]) + 1 - int((y < 0).sum())
         raise DataError(
-            f"Record {record} has {symbol_name(convention, int(y[bad[0]]))!r} at position {place}, which the "
-            "model's output layer has no class for. Take it out of the record."
+            f"{name} has {symbol_name(convention, int(y[bad[0]]))!r} at position {place}, which the model's "
+            "output layer has no class for. Take it out."
         )
 
 
