@@ -111,7 +111,7 @@ def gather_statistics(
         chunk = chunks.chunk_at(k)
         x, y = (torch.from_numpy(part).to(device, torch.long) for part in (chunk.x, chunk.y))
         logits, state = functional_call(model, parameters, (x, state))
-        state = _cut(state)
+        state = tuple(kept.detach() for kept in state)
         nats = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         for name, g in zip(parameters, torch.autograd.grad(nats, list(parameters.values())), strict=True):
             squares[name].addcmul_(g, g, value=1 / count)
@@ -282,8 +282,3 @@ def _require_text(split: Split) -> None:
             "Take a model that was trained on a text, or measure without --dynamic."
         )
     split.require_symbols()
-
-
-def _cut(states: tuple[State, ...]) -> tuple[State, ...]:
-    """The same states without their history: gradients stop at a segment's border."""
-    return tuple(State(s.h.detach(), s.c.detach()) for s in states)

@@ -1,4 +1,4 @@
-"""docs/proteins.md and docs/text.md from top to bottom, with small models in place of the large ones."""
+"""Three pages of docs from top to bottom, with small models in place of the large ones."""
 
 from __future__ import annotations
 
@@ -67,6 +67,19 @@ def test_proteins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         assert follow(DOCS / "proteins.md", folder, {"--length 120": "--length 9"}) >= 9
     assert (folder / "proteins.html").exists()
+
+
+def test_python(folder: Path) -> None:
+    """Its blocks continue each other."""
+    (folder / "my.txt").write_bytes(made_text(6_000))
+    names = {"__name__": "page"}
+    blocks = [block for kind, block in FENCE.findall((DOCS / "python.md").read_text()) if kind == "py"]
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        for block in blocks:
+            exec(compile(block, "python.md", "exec"), names)
+    assert len(blocks) >= 6
+    assert "b'Once more, the clock struck.'" in told.getvalue()
+    assert run("mulstm sample mine.safetensors -n 3") == 0
 
 
 def test_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

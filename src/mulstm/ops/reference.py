@@ -24,6 +24,10 @@ class State(NamedTuple):
     h: Tensor  # (B, H)
     c: Tensor  # (B, H), never less than float32
 
+    def detach(self) -> State:
+        """Without its history: gradients stop here."""
+        return State(self.h.detach(), self.c.detach())
+
 
 def blocks(unit: str) -> int:
     """How many H-wide blocks z has."""
