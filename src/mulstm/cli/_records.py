@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mulstm.errors import DataError
+
 if TYPE_CHECKING:
     from mulstm.records import Record
 
@@ -26,8 +28,11 @@ Lanes = Annotated[int, typer.Option("--lanes", min=0, help="Records read at once
 def read(
     path: str, kind: str, column: str, id_column: str, upper: bool = False, label: str = ""
 ) -> Iterator[Record]:
-    """The records of an input, in its order."""
+    """The records of an input, in its order: at least one."""
     from mulstm import records
 
+    record = None
     for record in records.read(path, kind=kind, column=column, id_column=id_column, label_column=label):
         yield record._replace(text=record.text.upper()) if upper else record
+    if record is None:
+        raise DataError("The input holds no record. Check the file and --as.")

@@ -12,7 +12,6 @@ from mulstm import console
 from mulstm.cli._options import AsJson, Device, Length, Model, Prompt, Quiet, Seed
 from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Upper, read
-from mulstm.errors import DataError
 
 MOST = 1e38  # about what single precision holds
 
@@ -62,8 +61,6 @@ def trace(
         for t, (name, row) in enumerate(zip(names, one.values, strict=True), 1):
             cells = [console.in_line(one.id), str(t), repr(name), *(f"{value:.6f}" for value in row)]
             console.result("\t".join(cells))
-    if not found:
-        raise DataError("The input holds no record. Check the file and --as.")
     if figure is not None:
         neurons.draw(found[0], figure)
         console.note(f"wrote {figure}")

@@ -66,8 +66,6 @@ def command(
     printed = _printed(found, as_json, losses, words)
     kept = None if page is None else list(printed)
     whole = total(printed if kept is None else kept)
-    if not whole["records"]:
-        raise DataError("The input holds no record. Check the file and --as.")
     if page is not None and kept is not None:
         with replacing(page) as temporary, temporary.open("w", encoding="utf-8") as out:
             out.writelines(surprise(f"Surprise of {model.name}", kept))
