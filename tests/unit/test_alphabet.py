@@ -16,6 +16,12 @@ def test_all_bytes_are_their_own_symbols() -> None:
     assert alphabet.decode([0, 97, 255]) == b"\x00a\xff"
 
 
+def test_all_bytes_in_another_order_are_other_symbols() -> None:
+    alphabet = Alphabet(bytes(reversed(range(256))))
+    assert alphabet.encode(b"\x00a\xff").tolist() == [255, 158, 0]
+    assert alphabet.decode([255, 158, 0]) == b"\x00a\xff"
+
+
 def test_distinct_bytes_are_ranked() -> None:
     alphabet = Alphabet.distinct([b"cab", np.frombuffer(b"\nb", np.uint8)])
     assert alphabet.symbols == b"\nabc"
@@ -30,8 +36,9 @@ def test_a_byte_outside_says_which_and_where() -> None:
     alphabet = Alphabet.distinct(b"abc")
     with pytest.raises(DataError, match=r"0x64 \('d'\) at offset 1,002 is not in the alphabet of 3"):
         alphabet.encode(b"abd", offset=1000)
-    with pytest.raises(DataError, match="0x00 at offset 0"):
-        alphabet.encode(b"\x00")
+    for byte in (b"\x00", b"\x7f", b"\xe9"):
+        with pytest.raises(DataError, match=f"0x{byte.hex()} at offset 0"):
+            alphabet.encode(byte)
 
 
 def test_a_symbol_outside() -> None:

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn.utils import prune
 
+import mulstm
 from mulstm import checkpoint, tensorfile
 from mulstm.data import Alphabet
 from mulstm.errors import CheckpointError, DataError
@@ -41,10 +42,22 @@ def test_round_trip(model: LanguageModel, tmp_path: Path) -> None:
     assert loaded.alphabet == ALPHABET
     assert loaded.meta["metrics"] == {"bits": 1.5}
     assert loaded.meta["source"] == {"licence": "none"}
+    assert loaded.meta["version"] == mulstm.__version__
     assert not loaded.model.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], tensor), name
     assert fingerprint == loaded.meta["fingerprint"] == checkpoint.fingerprint(loaded.model, loaded.alphabet)
+
+
+@pytest.mark.parametrize(
+    ("name", "corpus", "tells"), [("", {}, False), ("mine", {}, True), ("", {"symbols": [9]}, True)]
+)
+def test_a_model_with_a_name_or_a_text_tells_its_training(
+    model: LanguageModel, tmp_path: Path, name: str, corpus: dict[str, list[int]], tells: bool
+) -> None:
+    recipe = Recipe(name=name, model=model.recipe)
+    checkpoint.save(tmp_path / "m.safetensors", model, ALPHABET, recipe=recipe, corpus=corpus)
+    assert checkpoint.load(tmp_path / "m.safetensors").tells_its_training is tells
 
 
 def test_one_metadata_key_and_equal_bytes_each_time(model: LanguageModel, tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import codec_oracle
@@ -66,6 +68,17 @@ def test_the_oracle_decodes_matches_that_lead_past_a_short_last_lane(tmp_path: P
     files.save(tmp_path / "model", model)
     content, target = (b"abcdefghij" * 40)[:397], io.BytesIO()
     archive.compress(io.BytesIO(content), target, Network(model), lanes=7)
+    theirs = codec_oracle.read_model((tmp_path / "model").read_bytes())
+    assert codec_oracle.decompress(theirs, target.getvalue()) == content
+
+
+def test_the_oracle_decodes_what_is_learnt_once_the_last_lane_has_ended(tmp_path: Path) -> None:
+    model = integer(hidden=4)
+    haste = 50  # symbols until the rate has halved: it changes with each
+    model = replace(model, rate=np.array([*model.rate[:2], haste, *model.rate[3:]], dtype=np.int32))
+    files.save(tmp_path / "model", model)
+    content, target = mixed(371), io.BytesIO()  # 19 lanes of 19 bytes, and one of 10
+    archive.compress(io.BytesIO(content), target, Network(model), lanes=20, verify=False)
     theirs = codec_oracle.read_model((tmp_path / "model").read_bytes())
     assert codec_oracle.decompress(theirs, target.getvalue()) == content
 

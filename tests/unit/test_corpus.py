@@ -66,7 +66,8 @@ def test_a_file_is_cut_by_bytes(tmp_path: Path) -> None:
     assert (got.name, got.alphabet.size) == ("mine.txt", 100)
     assert [got.split(s).symbols_count for s in ("train", "valid", "test", "all")] == [79, 15, 5, 99]
     assert got.split("valid").read(-1, 2).tolist() == [79, 80, 81]
-    assert load(path).split("valid").read(0, 2).flags.writeable
+    mapped = replace(got.split("valid"), text=Text([path]), alphabet=Alphabet.bytes())
+    assert mapped.read(0, 2).flags.writeable
     assert got.split("valid").raw() == bytes(range(81, 96))
     assert got.split("test").words is None
     for part, end in (("valid", 16), ("test", 6)):
@@ -98,12 +99,14 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
         ("a/z", b"Z"),
         ("a/y", b"Y"),
         ("empty", b""),
+        ("empty.zip", b""),
         (".git/x", b"no"),
         ("a/.x", b"no"),
     ]:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
+    (folder / "broken").symlink_to(folder / "nowhere")
     assert load(folder).text.read(0, 3).tobytes() == b"YZB"
     (tmp_path / "hollow").mkdir()
     with pytest.raises(DataError, match=r"folder .*hollow is empty"):
@@ -263,3 +266,20 @@ def test_a_pipe_is_no_text(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match=r"is neither a file nor a folder\. Write what it gives"):
         load(tmp_path / "pipe")
+
+
+def test_a_part_that_is_rounded_away_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_bytes(bytes(range(50)))
+    part = load(path, split="1-98-1").split("train")
+    assert part.symbols_count == 0
+    with pytest.raises(DataError, match=r"The train part of mine\.txt is empty"):
+        part.require_symbols()
+
+
+def test_the_folder_one_is_in_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(TEXT)
+    monkeypatch.chdir(folder)
+    assert load(".").name == "texts"

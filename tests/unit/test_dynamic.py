@@ -162,10 +162,12 @@ def test_a_text_of_fewer_batches_has_the_mean_of_those(model, text) -> None:
     train = text.split("train")
     told = []
     many = gather_statistics(
-        model, train, lanes=4, segment=7, batches=10_000, progress=lambda k, n: told.append(n)
+        model, train, lanes=4, segment=7, batches=10_000, progress=lambda k, n: told.append((k, n))
     )
-    all_there_are = gather_statistics(model, train, lanes=4, segment=7, batches=told[-1])
-    assert told[-1] < 10_000
+    count = told[-1][1]
+    all_there_are = gather_statistics(model, train, lanes=4, segment=7, batches=count)
+    assert told == [(k, count) for k in range(1, count + 1)]
+    assert count < 10_000
     assert all(torch.equal(tensor, all_there_are[name]) for name, tensor in many.items())
 
 
@@ -296,3 +298,23 @@ def test_statistics_of_what_was_made_in_inference_mode(model, text) -> None:
     with torch.inference_mode():
         found = gather_statistics(dynamic.moving(model), text.split("train"), **how)
     assert all(torch.equal(found[name], right[name]) for name in right)
+
+
+def test_progress(model, text, monkeypatch) -> None:
+    monkeypatch.setattr(dynamic, "ASK_EVERY", 2)
+    R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
+    seen = []
+    found = evaluate_dynamic(
+        model, text.split("test"), R, SETTINGS, symbols=45, progress=lambda *told: seen.append(told)
+    )
+    assert [done for done, _ in seen] == [14, 28, 42, 45]
+    assert seen[0][1] == pytest.approx(float(found.losses[:14].mean()) / math.log(2), rel=1e-6)
+    assert seen[-1][1] == pytest.approx(found.bits_per_char)
+
+
+def test_more_symbols_than_there_are_and_more_lanes_than_a_text_fills(model, text) -> None:
+    test = text.split("test")
+    R = gather_statistics(model, test, lanes=10_000, segment=20, batches=5)
+    fitting = gather_statistics(model, test, lanes=test.symbols_count // 20, segment=20, batches=5)
+    assert all(torch.equal(R[name], fitting[name]) for name in R)
+    assert evaluate_dynamic(model, test, R, SETTINGS, symbols=10**6).symbols == test.symbols_count

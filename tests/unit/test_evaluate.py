@@ -53,6 +53,7 @@ def test_every_symbol_once_in_text_order(model: LanguageModel, split: Split, lan
     assert found.losses is not None
     np.testing.assert_allclose(found.losses, nats, rtol=0, atol=1e-4)
     assert found.nats == pytest.approx(nats.sum(), rel=1e-6)
+    assert found.nats == pytest.approx(found.losses.sum(dtype=np.float64), rel=1e-12)
     assert found.bits_per_char == pytest.approx(nats.mean() / np.log(2), rel=1e-6)
 
 

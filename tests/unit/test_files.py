@@ -54,6 +54,14 @@ def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
         path.chmod(mode)
         files.write_atomic(path, "new")
         assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", mode)
+    with files.replacing(path) as temporary:
+        assert temporary.stat().st_mode & 0o777 == 0o600  # also for a user who is not root
+    with files.replacing(path, 0o666):
+        pass
+    assert path.stat().st_mode & 0o777 == 0o400
+    with files.replacing(tmp_path / "shared", 0o644):
+        pass
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o644
     mask = os.umask(0o027)
     try:
         files.write_atomic(tmp_path / "new", "new")
@@ -120,6 +128,19 @@ def test_links_in_a_folder_that_is_filled_stay(tmp_path: Path) -> None:
     assert (folder / "one").is_symlink()
     assert (target.read_text(), (folder / "two").read_text()) == ("new", "new")
     assert sorted(p.name for p in folder.iterdir()) == ["one", "two"]
+
+
+def test_a_file_that_cannot_be_written_is_told_by_the_place_it_was_to_have(tmp_path: Path) -> None:
+    def fail() -> None:
+        with files.filling(tmp_path / "folder") as made:
+            raise files.UnwritableError(made / "one", "No space left on device")
+
+    with pytest.raises(
+        files.UnwritableError, match=r"/folder/one cannot be written \(No space left"
+    ) as caught:
+        fail()
+    assert caught.value.path == tmp_path / "folder" / "one"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_as_long_as_names_may_be(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_the_table_for_people() -> None:
     assert body["full update, hidden 1900, 256 x 100"] == ["3.20 M/s", "4.50 M/s", "3.30 M/s", "yes", "no"]
     assert body["full update, hidden 450, 128 x 200"] == ["8.00 M/s", "15.00 M/s", "not measured", "–", "–"]
     assert body["sampling one stream, hidden 2800"] == ["12.0 k/s", "25.0 k/s", "29.0 k/s", "yes", "yes"]
+    assert [musts.FORMATS["symbols/s"](speed) for speed in (99_900, 1e5)] == ["99.9 k/s", "0.10 M/s"]
     evaluation = body["evaluation, hidden 2800, 500 lanes, 5 M symbols"]
     assert evaluation == ["at most 1.50 s", "at most 0.90 s", "1.00 s", "yes", "no"]
     (losses,) = [line for work, line in body.items() if work.startswith("a short training run")]

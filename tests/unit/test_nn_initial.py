@@ -89,6 +89,15 @@ def test_a_tensor_rnn_starts_with_orthogonal_matrices() -> None:
     torch.testing.assert_close(W @ W.transpose(1, 2), torch.eye(6).expand(4, 6, 6))
 
 
+def test_narrow_weights_start_as_wide_ones_do() -> None:
+    recipe = ModelRecipe(hidden=8, embedding=3)
+    wide, narrow = LanguageModel(recipe, 5, init=None), LanguageModel(recipe, 5, init=None).bfloat16()
+    for model in (wide, narrow):
+        model.initialise(InitRecipe(), torch.Generator().manual_seed(1))
+    for name, tensor in narrow.named_parameters():
+        assert torch.equal(tensor, wide.get_parameter(name).bfloat16()), name
+
+
 def test_weight_norm_survives_rows_of_zeros() -> None:
     W = torch.randn(4, 3, dtype=torch.float64)
     W[1] = 0

@@ -83,6 +83,13 @@ def test_drop_connect_zeroes_weights() -> None:
     torch.testing.assert_close(model(x)[0], cut)
 
 
+@pytest.mark.parametrize(("cell", "names"), [("lstm", ["W_zm"]), ("tensor-rnn", ["W_hh"])])
+def test_drop_connect_is_for_what_h_is_multiplied_by(cell: str, names: list[str]) -> None:
+    masks = make(ModelRecipe(cell=cell, hidden=6)).draw_masks(2, DropoutRecipe(weights=0.5))
+    assert masks is not None
+    assert [sorted(drawn) for drawn in masks.weights] == [names]
+
+
 def test_embedding_dropout_needs_an_embedding() -> None:
     with pytest.raises(RecipeError, match="one-hot"):
         make(ModelRecipe(hidden=4)).draw_masks(2, DropoutRecipe(embedding=0.5))

@@ -79,7 +79,13 @@ def test_reading_runs_ahead_only_so_far(ahead: int, symbols: int, monkeypatch: p
 
     chunks = pack(records(), lanes=4, chunk=4, ahead=ahead)  # type: ignore[arg-type]
     next(chunks)
-    assert handed <= 32
+    assert handed == 32
+
+
+@pytest.mark.parametrize("ahead", [10, 4096])
+def test_equal_records_are_taken_in_their_order(ahead: int) -> None:
+    records = [np.zeros(5, dtype=np.int64)] * 20
+    assert next(pack(records, lanes=4, chunk=5, ahead=ahead)).record == [0, 1, 2, 3]
 
 
 def test_no_lanes() -> None:

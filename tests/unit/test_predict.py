@@ -7,7 +7,7 @@ import torch
 from mulstm.data import Alphabet
 from mulstm.errors import BackendError, DataError, MulstmError
 from mulstm.nn.model import LanguageModel
-from mulstm.predict import Predictor
+from mulstm.predict import Predictor, impossible
 from mulstm.recipe import CELLS, ModelRecipe
 
 ALPHABET = Alphabet(b"abcdefg ")
@@ -95,3 +95,12 @@ def test_what_cannot_be_fed() -> None:
 def test_lanes_that_are_none(lanes: int) -> None:
     with pytest.raises(MulstmError, match="lanes cannot be read or drawn"):
         Predictor(made(), ALPHABET, lanes)
+
+
+def test_symbols_without_a_class_are_those_of_a_very_low_bias() -> None:
+    model = made()
+    assert impossible(model) == ()
+    with torch.no_grad():
+        model.get_parameter("b_out")[[2, 5]] = -1e4
+    assert impossible(model) == (2, 5)
+    assert impossible(made(output_bias=False)) == ()

@@ -98,6 +98,13 @@ def test_a_share_is_less_than_all(key: str) -> None:
         recipe.load("text", [f"{key}=1"])
 
 
+def test_a_rate_that_decays_does_not_grow() -> None:
+    recipe.load("text", ["optimiser.decay_factor=1"])
+    for factor in (0, 1.5):
+        with pytest.raises(RecipeError, match=r"optimiser\.decay_factor = .* must be above 0 and at most 1"):
+            recipe.load("text", [f"optimiser.decay_factor={factor}"])
+
+
 def test_a_split_leaves_something_to_train_on() -> None:
     assert recipe.parse_split("0-50-50") is None
     assert recipe.parse_split("100-0-0") == (1, 0, 0)
@@ -249,6 +256,7 @@ def test_the_recipe_suits_texts_of_any_length(symbols: int) -> None:
     updates = symbols // (train.lanes * train.chunk) * train.epochs
     assert updates <= 50_000
     assert updates >= 1_999 or train.epochs == 4 * start.train.epochs
+    assert train.epochs <= 4 * start.train.epochs
     assert got.optimiser.warmup == min(start.optimiser.warmup, int(updates) // 10)
 
 

@@ -111,8 +111,19 @@ def test_lanes_waste_little() -> None:
 
 def test_each_epoch_has_its_own_order() -> None:
     split = as_split(np.arange(90, dtype=np.uint8), np.arange(0, 91, 9))
-    orders = {tuple(RecordLanes(split, 1, 80, seed=1, epoch=k).chunk_at(0).x[0].tolist()) for k in range(3)}
-    assert len(orders) == 3
+    orders = {
+        tuple(RecordLanes(split, 1, 80, seed=seed, epoch=epoch).chunk_at(0).x[0].tolist())
+        for seed in range(2)
+        for epoch in range(3)
+    }
+    assert len(orders) == 6
+
+
+def test_the_dice_of_the_lanes_never_change() -> None:
+    split = as_split(np.arange(72, dtype=np.uint8), np.arange(0, 73, 6))
+    rows = RecordLanes(split, 2, 30, seed=1, epoch=1).chunk_at(0)
+    begun = [rows.x[lane][rows.first[lane]].tolist() for lane in range(2)]
+    assert begun == [[12, 48, 0, 36, 24, 60], [18, 54, 30, 42, 66, 6]]
 
 
 def test_pairs_of_a_protein(tmp_path: Path) -> None:
@@ -148,6 +159,10 @@ def test_whole_records_are_evaluated_until_they_are_enough(tmp_path: Path) -> No
     model = LanguageModel(ModelRecipe(hidden=4), 256)
     read = {symbols: evaluate(model, part, symbols=symbols).symbols for symbols in (0, 1, 8, 9)}
     assert read == {0: 24, 1: 8, 8: 8, 9: 16}
+    told: list[tuple[int, float]] = []
+    found = evaluate(model, part, progress=lambda *seen: told.append(seen))
+    assert told[0] == (0, 0.0)  # the opening, which is given
+    assert told[-1] == (24, found.bits_per_char)
 
 
 @settings(max_examples=40, deadline=None)
@@ -169,6 +184,7 @@ def test_the_dice_of_the_split_never_change() -> None:
     data, offsets = np.arange(40, dtype=np.uint8), np.arange(0, 41, 2)
     corpus = RecordCorpus("c", Text([data]), Alphabet.bytes(), offsets, SHARES, 0)
     assert [corpus.split(name).chosen.tolist() for name in ("valid", "test")] == [[10, 17], [1, 14]]
+    assert corpus.split("train").chosen.tolist() == sorted(set(range(20)) - {10, 17, 1, 14})
 
 
 def test_an_update_over_packed_records_is_that_of_each_alone(tmp_path: Path) -> None:
@@ -342,11 +358,15 @@ def test_another_reading_of_the_same_file_is_another_text(tmp_path: Path) -> Non
     found = [record_corpus.load(replace(recipe, **way)) for way in ways]
     assert [corpus.split("all").symbols_count for corpus in found] == [27, 36, 27, 27]
     assert len({corpus.text.read(0, 9).tobytes() for corpus in found[:3]}) == 3
+    lines = record_corpus.load(replace(recipe, records="lines"))
+    assert lines.split("all").symbols_count == len((tmp_path / "t.csv").read_bytes())
 
 
 def test_faults(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file"):
         record_corpus.load(DataRecipe(corpus=str(tmp_path / "no.fasta"), records="fasta"))
+    with pytest.raises(DataError, match=r"is a folder, and records come from one file"):
+        record_corpus.load(DataRecipe(corpus=str(tmp_path), records="fasta"))
     with pytest.raises(DataError, match=r"Of 3 records \(1 different\) none is left for the train part"):
         record_corpus.load(fasta(tmp_path / "same.fasta", ["MK"] * 3))
     many = replace(

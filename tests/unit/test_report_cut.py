@@ -48,6 +48,14 @@ def test_a_run_that_was_cut_short_is_shown_with_its_epochs(results: Path) -> Non
     assert cells(markdown(results), "**unregularised mLSTM**")[3] == "1.400"
 
 
+def test_of_runs_that_were_cut_short_the_longest_that_was_measured_is_shown(results: Path) -> None:
+    name = "hutter/mlstm"
+    add(results, name, 1.6, seed=1, **cut(name, epochs=3.0))
+    add(results, name, 1.5, seed=2, **cut(name, epochs=9.5, test_bits_per_char=None))
+    shown = cells(markdown(results), "**unregularised mLSTM**")[3]
+    assert shown == "1.600 (3.0 of at most 40 epochs)"
+
+
 def test_words_of_a_run_that_was_cut_short(results: Path) -> None:
     name = "wikitext2/mlstm-emb-wn-vd-large"
     words = {"valid_word_perplexity": 95.0, "test_word_perplexity": 91.0}

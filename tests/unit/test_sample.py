@@ -33,6 +33,7 @@ def test_the_same_seed_draws_the_same_text(model: LanguageModel) -> None:
     assert texts(model, length=60) != texts(model, length=60, seed=2)
     assert len(texts(model, length=60)[0]) == 60
     assert texts(model, length=0) == [b""]
+    assert len(next(sample(model, ALPHABET, sampling=Sampling(length=10**30)))) == 1
 
 
 def test_streams_do_not_depend_on_their_neighbours(model: LanguageModel) -> None:

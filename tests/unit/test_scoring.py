@@ -84,6 +84,9 @@ def test_words_are_products_with_the_byte_that_ends_them() -> None:
     expected = losses_of(loaded, b"\nto be  or\n")
     found = list(words(result))
     assert [(w.text, w.start) for w in found] == [(b"to", 0), (b"be", 3), (b"or", 7)]
+    assert result.losses is not None
+    assert result.losses.dtype == np.float64
+    assert result.nats == pytest.approx(result.losses.sum(), rel=1e-12)
     for word, places in zip(found, (slice(0, 3), slice(3, 6), slice(7, 10)), strict=True):
         assert word.nats == pytest.approx(expected[places].sum(), rel=1e-5)
 
@@ -188,6 +191,9 @@ def test_bytes_characters_and_words_are_counted_apart() -> None:
     assert whole["bits_per_byte"] == pytest.approx(units.bits(15.0) / 10)
     assert whole["bits_per_character"] == pytest.approx(units.bits(15.0) / 8)
     assert (whole["words"], whole["word_perplexity"]) == (3, pytest.approx(math.exp(5.0)))
+    nothing = Score("3", b"", 1, 2.0).as_dict()  # an end that is no byte
+    means = ("bits_per_byte", "bits_per_character", "bits_per_word", "word_perplexity")
+    assert [nothing[key] for key in means] == [None] * 4
 
 
 def test_what_reads_a_model_leaves_its_mode_as_it_was() -> None:

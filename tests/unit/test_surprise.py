@@ -23,6 +23,8 @@ def test_surprising_is_what_both_together_find_so() -> None:
     a, b = np.ones(20), np.ones(20)
     a[3], b[8] = 3.0, 9.0
     assert recovery(a, b, share=0.05).by_delay[0] == pytest.approx((1 / np.log(2), 9 / np.log(2)))
+    a[12], b[12] = 6.0, 6.0  # in the middle for each, and most for both
+    assert recovery(a, b, share=0.05).by_delay[0] == pytest.approx((6 / np.log(2), 6 / np.log(2)))
 
 
 def test_a_surprise_at_the_end_has_nothing_after_it() -> None:
@@ -38,6 +40,9 @@ def test_texts_of_different_length_are_refused() -> None:
         recovery(np.ones(20), np.ones(21))
     with pytest.raises(DataError, match="too few"):
         recovery(np.ones(4), np.ones(4))
+    with pytest.raises(DataError, match="100 and 100"):
+        recovery(np.ones((2, 50)), np.ones((2, 50)))
+    assert len(recovery(np.ones(50), np.ones(50)).by_delay) == 1 + 4  # as many steps as the paper's figure
     ending = np.ones(11)
     ending[8] = 5.0  # with two symbols after it
     assert len(recovery(ending, ending, delays=2).by_delay) == 3

@@ -152,6 +152,23 @@ def test_the_best_model_is_measured_as_it_was_trained(
     assert seen == [("bf16", "reference")]
 
 
+def test_words_are_recorded_of_both_parts_where_they_are_counted(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = train.evaluate_together
+
+    def worded(*given: Any, **named: Any) -> Any:
+        return [replace(found, words=found.symbols // 4) for found in real(*given, **named)]
+
+    assert not any("perplexity" in key for key in run(tiny(), tmp_path / "plain")[0])
+    monkeypatch.setattr(train, "evaluate_together", worded)
+    record, _ = run(tiny(), tmp_path / "worded")
+    for name in ("valid", "test"):
+        symbols = record[f"{name}_symbols"]
+        expected = 2 ** (record[f"{name}_bits_per_char"] * symbols / (symbols // 4))
+        assert record[f"{name}_word_perplexity"] == pytest.approx(expected)
+
+
 def test_validation_takes_no_time_of_training(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +324,34 @@ def test_a_backend_that_cannot_run_here(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="triton"):
         run(tiny("train.backend=triton"), tmp_path)
     assert not list(tmp_path.rglob("recipe.toml"))
+
+
+def test_tensorboard_is_told_what_the_log_says(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, dict[int, float]] = {}
+    closed: list[str] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            self.folder = folder
+
+        def add_scalar(self, name: str, value: float, update: int) -> None:
+            told.setdefault(name, {})[update] = value
+
+        def flush(self) -> None:
+            assert told
+
+        def close(self) -> None:
+            closed.append(self.folder)
+
+    monkeypatch.setattr(job, "require_board", lambda: Writer)
+    _, folder = run(tiny(), tmp_path, tensorboard=True)
+    lines = runs.read_log(folder)
+    for name in set(lines[0]) - {"update"}:
+        assert told.pop(name) == {line["update"]: line[name] for line in lines if line[name] is not None}
+    assert not told
+    assert closed == [str(folder)]
 
 
 def test_tensorboard_is_an_extra(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

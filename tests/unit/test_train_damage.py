@@ -59,6 +59,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("progress/update", 10**12),
         ("progress/logged", 10**12),
         ("progress/seconds", -1.0),
+        ("progress/stale", True),
+        ("progress/stopped", 5),
         ("progress/more", 1),
     ],
 )
@@ -83,6 +85,20 @@ def test_on_another_kind_of_device_the_masks_start_a_new_series(ended: Path, tmp
     with ExitStack() as stack:
         found = job.build(recipe, parallel.Share(), stack, **place).update.generator.get_state()
     assert found.equal(torch.Generator().manual_seed(recipe.train.seed + 12).get_state())
+
+
+def test_memory_that_is_short_is_no_fault_of_the_state(
+    ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    (folder / "metrics.json").unlink()
+
+    def short(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(resume, "_put_back", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
 
 
 def test_a_damaged_training_state(ended: Path, tmp_path: Path) -> None:

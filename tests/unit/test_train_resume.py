@@ -111,6 +111,17 @@ def test_a_run_whose_time_is_over_is_recorded_as_it_is_and_goes_on(tiny: Tiny, t
     assert rest == cut  # nothing is left to do
 
 
+def test_a_run_whose_time_is_over_ends_its_log_between_two_lines(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "LOG_LINES", 2)
+    recipe = tiny("evaluate.every=12")
+    _, cut = run(recipe, tmp_path, minutes=1e-9)
+    assert [line["update"] for line in runs.read_log(cut)] == [1]
+    run(recipe, tmp_path, resume_from="auto")
+    assert [line["update"] for line in runs.read_log(cut)] == [1, 6, 12]
+
+
 @pytest.mark.parametrize(
     ("ending", "updates", "stopped"),
     [
@@ -311,6 +322,14 @@ def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> N
         f"No run of this very recipe to go on with ({second} differs: train.updates was 3, is 4); "
         "starting anew."
     ]
+
+
+def test_auto_passes_over_a_run_of_another_version(tiny: Tiny, tmp_path: Path) -> None:
+    _, other = run(tiny(), tmp_path)
+    path = other / "recipe.toml"
+    path.write_text(path.read_text() + "\n[later]\nkey = 1\n")
+    _, folder = run(tiny(), tmp_path, resume_from="auto")
+    assert folder != other
 
 
 def test_auto_finds_the_run_of_a_recipe_without_a_name(tiny: Tiny, tmp_path: Path) -> None:

@@ -96,6 +96,22 @@ def test_refresh_starts_where_the_chunk_did_with_its_masks(tiny: Callable[..., R
     assert torch.equal(update.state[0].c, state[0].c)
 
 
+@pytest.mark.parametrize("cell", ["mlstm", "lstm"])
+def test_refresh_begins_records_where_the_chunk_did(plain: Recipe, cell: str) -> None:
+    data = replace(plain.data, records="lines")
+    recipe = replace(plain, model=replace(plain.model, cell=cell), data=data)
+    first = np.zeros((4, 10), dtype=bool)
+    first[1, 6] = first[2, 0] = True
+    states = []
+    for refresh in (True, False):
+        update = fresh(replace(recipe, train=replace(plain.train, refresh=refresh)))
+        update.state[0].c.fill_(3.0)
+        update(*chunk(0), rate=0.0, first=first)
+        states.append(update.state[0])
+    torch.testing.assert_close(states[0].h, states[1].h)
+    torch.testing.assert_close(states[0].c, states[1].c)
+
+
 def test_clear(plain: Recipe) -> None:
     update = fresh(plain)
     update(*chunk(0), rate=0.1)

@@ -33,7 +33,7 @@ def test_each_byte_falls_to_its_word() -> None:
 def test_the_conversion_is_never_smaller() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
-        text = rng.choice(np.frombuffer(b"ab \n\t", dtype=np.uint8), 40).tobytes()
+        text = rng.choice(np.frombuffer(b"ab \n\t\r\v\f", dtype=np.uint8), 40).tobytes()
         losses = rng.random(40, dtype=np.float32)
         costs = word_costs(text, losses)
         assert costs is not None
