@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -242,7 +241,7 @@ def evaluate_dynamic(
     learner = Learner(model, statistics, settings)
     device = learner.theta[0].device
     total = min(symbols, split.symbols_count) if symbols else split.symbols_count
-    text = torch.from_numpy(np.array(split.read(-1, total))).to(device)[None]
+    text = torch.from_numpy(split.read(-1, total)).to(device)[None]
     started = time.perf_counter()
     whole = total // settings.segment
     fast: Learner | GraphedLearner = learner

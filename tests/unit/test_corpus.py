@@ -283,3 +283,11 @@ def test_the_folder_one_is_in_has_its_name(tmp_path: Path, monkeypatch: pytest.M
     (folder / "a.txt").write_bytes(TEXT)
     monkeypatch.chdir(folder)
     assert load(".").name == "texts"
+
+
+def test_nobody_writes_into_the_text_itself(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_bytes(TEXT)
+    part = load(tmp_path / "mine.txt").split("train")
+    before = part.read(0, 5).tolist()
+    part.read(0, 5)[:] = 0
+    assert part.read(0, 5).tolist() == before

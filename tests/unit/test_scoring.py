@@ -191,6 +191,9 @@ def test_bytes_characters_and_words_are_counted_apart() -> None:
     assert whole["bits_per_byte"] == pytest.approx(units.bits(15.0) / 10)
     assert whole["bits_per_character"] == pytest.approx(units.bits(15.0) / 8)
     assert (whole["words"], whole["word_perplexity"]) == (3, pytest.approx(math.exp(5.0)))
+    spaces = total([Score("4", b"  \n", 3, 3.0)])
+    assert spaces["bits_per_byte"] == spaces["bits_per_character"] == pytest.approx(units.bits(1.0))
+    assert "words" not in spaces
     nothing = Score("3", b"", 1, 2.0).as_dict()  # an end that is no byte
     means = ("bits_per_byte", "bits_per_character", "bits_per_word", "word_perplexity")
     assert [nothing[key] for key in means] == [None] * 4

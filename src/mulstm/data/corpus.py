@@ -52,9 +52,8 @@ class Split:
         if not -1 <= start <= stop <= self.symbols_count:
             raise IndexError(f"symbols {start} to {stop} of {self.symbols_count}")
         low = self.start + start
-        symbols = self.alphabet.encode(self.text.read(low, self.start + stop), offset=low)
-        # A view of the file could not be written to, and torch would warn.
-        return symbols if symbols.flags.writeable else symbols.copy()
+        # A copy: all bytes are their own symbols, and nobody is to write into the text itself.
+        return self.alphabet.encode(self.text.read(low, self.start + stop), offset=low).copy()
 
     def pairs(self, places: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
         """For each place the symbol before it and the symbol there."""

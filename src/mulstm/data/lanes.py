@@ -35,7 +35,7 @@ class Lanes:
         self.split, self.lanes, self.chunk, self.trim, self.offset = split, lanes, chunk, trim, offset
         split.require_symbols()
         n = split.symbols_count
-        block = min(block or n, n)
+        block = block or n
         # (first symbol, symbols, length of a lane) of each block
         self._blocks: list[tuple[int, int, int]] = []
         self._first_chunk = [0]

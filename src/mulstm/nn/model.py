@@ -341,7 +341,6 @@ class LanguageModel(Keeping):
     def initialise(self, init: InitRecipe, generator: torch.Generator | None = None) -> None:
         """Draws all parameters anew."""
         initialise(self, init, generator)
-        self.forget()
 
     @_precise
     @torch.no_grad()

@@ -227,7 +227,8 @@ def total(parts: Iterable[Score]) -> dict[str, Any]:
     whole: dict[str, Any] = {"records": records, "symbols": symbols, "nats": nats}
     if symbols:
         whole |= {"bits_per_symbol": bits(nats) / symbols, "perplexity": perplexity(nats, symbols)}
-    if count:
+    if length:
         whole |= {"bits_per_byte": bits(nats) / length, "bits_per_character": bits(nats) / characters}
+    if count:
         whole |= {"words": count, "word_perplexity": perplexity(nats, count)}
     return whole
