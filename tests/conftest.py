@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,22 @@ def heeded() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(params=["bfloat16", "float64"])
+def usual(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+    """Inside what it gives, PyTorch makes tensors of another type than float32."""
+    import torch
+
+    @contextmanager
+    def other() -> Iterator[None]:
+        torch.set_default_dtype(getattr(torch, request.param))
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return other()
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 # Seconds between plain lines, and between repaints of the live one.
 PLAIN_EVERY = 10.0
 PAINT_EVERY = 0.1
-# Besides what can be seen: line ends, tabs, and the joiners that shape letters.
-_HARMLESS = "\n\t\u200c\u200d"
+JOINERS = "\u200c\u200d"  # cannot be seen, and shape the letters beside them
 
 
 def result(text: str) -> None:
@@ -47,7 +46,7 @@ def printable(text: str) -> str:
 
 
 def _is_harmless(c: str) -> bool:
-    return c.isprintable() or c in _HARMLESS or unicodedata.category(c) == "Zs"
+    return c.isprintable() or c in "\n\t" + JOINERS or unicodedata.category(c) == "Zs"
 
 
 def in_line(text: str) -> str:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mulstm.console import JOINERS
+
 Values = npt.NDArray[np.float64]
 
 LEVELS = 16
 # Characters that would change how the rest of the page is read, or cannot be seen.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-_JOINERS = {"\u200c", "\u200d"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _shown(character: str) -> str:
         return character
     if ord(character) < 32:
         return chr(0x2400 + ord(character))
-    if character in _JOINERS or unicodedata.category(character) not in _HIDDEN:
+    if character in JOINERS or unicodedata.category(character) not in _HIDDEN:
         return character
     return f"U+{ord(character):04X}"
 

@@ -32,8 +32,7 @@ def recipe_for(
     overrides: Sequence[str],
     data_dir: Path | None,
     start_from: Path | None = None,
-    known: dict[DataRecipe, Sizes]
-    | None = None,  # gets the sizes of what is read: for many recipes of a text
+    known: dict[DataRecipe, Sizes] | None = None,  # of texts that other recipes were fitted to
 ) -> Recipe:
     """The recipe of a run; for a text of the user's, the default one, fitted to its length.
 
@@ -56,8 +55,6 @@ def recipe_for(
                 f"There is no file or folder {target}. Give a text, a folder of texts, or a recipe's name."
             )
         return recipe.load(target, overrides)  # which says what is nearest
-    if target not in KNOWN:
-        _require_no_runs(Path(target))
     found = _for_text(target, overrides, start_from)
     known = {} if known is None else known
     if found.data not in known:
@@ -71,6 +68,8 @@ def recipe_for(
 
 
 def _sizes(data: DataRecipe, data_dir: Path | None) -> Sizes:
+    if data.corpus not in KNOWN:
+        _require_no_runs(Path(data.corpus))
     corpus = record_corpus.load(data, data_dir)
     part = corpus.split("train")
     records = part.chosen.size if isinstance(part, RecordSplit) else None

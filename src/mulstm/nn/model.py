@@ -29,10 +29,7 @@ def _precise(method: F) -> F:
 
     @functools.wraps(method)
     def run(self: LanguageModel, *args: Any, **kwargs: Any) -> Any:
-        device = self.W_out.device
-        if not modes.autocasts(device):
-            return method(self, *args, **kwargs)
-        with torch.autocast(device.type, enabled=False):
+        with modes.without_autocast(self.W_out.device):
             return method(self, *args, **kwargs)
 
     return cast(F, run)

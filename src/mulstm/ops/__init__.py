@@ -47,16 +47,12 @@ def recurrence(
     backend: str = "auto",
 ) -> tuple[Tensor, State]:
     """All h of a chunk, (T, B, H), and the state after it."""
-    if modes.autocasts(zx.device):  # the caller has chosen the types; nothing in here is to be cast
-        with torch.autocast(zx.device.type, enabled=False):
-            return recurrence(
-                mx, zx, W_mh, W_zm, state, mask=mask, px=px, b_h=b_h, unit=unit, backend=backend
-            )
     state = State(*state)
     _check(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
     name = chosen(zx, mask, backend)
-    h, c_T = _module(name).recurrence(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
-    return h, c_T
+    with modes.without_autocast(zx.device):  # the caller has chosen the types
+        h, after = _module(name).recurrence(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
+    return h, after
 
 
 def chosen(zx: Tensor, mask: Tensor | None = None, backend: str = "auto") -> str:

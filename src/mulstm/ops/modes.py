@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -40,6 +41,11 @@ def is_batch(gradient: Tensor) -> bool:
 def autocasts(device: torch.device) -> bool:
     """Whether autocast is on where a tensor is; of a tensor without data it cannot be asked."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """For what has chosen its types by itself: nothing inside is cast."""
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
 def no_second_derivative(ctx: Any, *gradients: Any) -> NoReturn:
