@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from made import text_recipe
-from made_runs import RICH, Tiny, at_update, run, same, weights
+from made_runs import RICH, Tiny, at_update, run, tell_validations, weights
 from mulstm import checkpoint, console, job, optim, outcome, parallel, runs, train, update
 from mulstm import recipe as recipes
 from mulstm.errors import BackendError, CheckpointError, ExtraError, MulstmError, RecipeError, RunError
@@ -96,62 +96,6 @@ def test_averaging_begins_after_its_share_of_the_run(
     assert blends == [1.0] * 3 + [0.25] * 9
 
 
-def test_validation_does_not_touch_training(tiny: Tiny, tmp_path: Path) -> None:
-    _, often = run(tiny(*RICH, "evaluate.every=1"), tmp_path / "a")
-    _, seldom = run(tiny(*RICH, "evaluate.every=100"), tmp_path / "b")
-    assert same(weights(often), weights(seldom))
-
-
-def tell_validations(monkeypatch: pytest.MonkeyPatch, *bits: float) -> None:
-    """Has the validations of a run find these bits/char, one after the other."""
-    real, told = train.evaluate, iter(bits)
-
-    def evaluate(*given: Any, **named: Any) -> Any:
-        found = real(*given, **named)
-        if "symbols" in named:  # during training
-            return replace(found, nats=next(told) * math.log(2) * found.symbols)
-        return found
-
-    monkeypatch.setattr(train, "evaluate", evaluate)
-
-
-def test_early_stopping_keeps_the_best(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = train.evaluate
-    tell_validations(monkeypatch, 5.0, 4.0, 4.5, 4.2, 3.0)
-    record, folder = run(tiny("evaluate.every=2", "evaluate.patience=2"), tmp_path)
-    assert record["updates"] == 8
-    assert record["best_valid_update"] == 4
-    assert "2 validations" in record["stopped"]
-    assert checkpoint.load(folder / "best.safetensors").meta["metrics"]["update"] == 4
-    best = checkpoint.load(folder / "best.safetensors").model
-    corpus = job.load_corpus(tiny(), parallel.Share(), None)
-    assert real(best, corpus.split("test"), 5).bits_per_char == record["test_bits_per_char"]
-    assert not same(weights(folder, "best"), weights(folder, "last"))
-
-
-def test_patience_begins_anew_with_a_gain_and_a_draw_is_none(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tell_validations(monkeypatch, 5.0, 6.0, 4.0, 4.0, 4.5, 3.0)
-    record, _ = run(tiny("evaluate.every=2", "evaluate.patience=2"), tmp_path)
-    assert (record["updates"], record["best_valid_update"]) == (10, 6)
-
-
-def test_the_best_model_is_measured_as_it_was_trained(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, str]] = []
-    real = train.evaluate_together
-
-    def measure(model: Any, *given: Any, **named: Any) -> Any:
-        seen.append((model.precision, model.backend))
-        return real(model, *given, **named)
-
-    monkeypatch.setattr(train, "evaluate_together", measure)
-    run(tiny("evaluate.patience=9", "train.precision=bf16", "train.backend=reference"), tmp_path)
-    assert seen == [("bf16", "reference")]
-
-
 def test_words_are_recorded_of_both_parts_where_they_are_counted(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,38 +111,6 @@ def test_words_are_recorded_of_both_parts_where_they_are_counted(
         symbols = record[f"{name}_symbols"]
         expected = 2 ** (record[f"{name}_bits_per_char"] * symbols / (symbols // 4))
         assert record[f"{name}_word_perplexity"] == pytest.approx(expected)
-
-
-def test_validation_takes_no_time_of_training(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late, clock, real = [0.0], time.perf_counter, train.evaluate
-
-    def slow(*given: Any, **named: Any) -> Any:
-        late[0] += 1e6
-        return real(*given, **named)
-
-    monkeypatch.setattr(train.time, "perf_counter", lambda: clock() + late[0])
-    monkeypatch.setattr(train, "evaluate", slow)
-    record, _ = run(tiny(), tmp_path)
-    assert 0 < record["train_seconds"] < 60
-    assert record["valid_seconds"] > 3e6 - 1
-
-
-@pytest.mark.parametrize("patience", [0, 9])
-def test_a_folder_stands_for_the_model_of_its_record(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
-) -> None:
-    real = train.evaluate
-    tell_validations(monkeypatch, 4.0, 5.0)
-    recipe = tiny("evaluate.every=6", f"evaluate.patience={patience}")
-    record, folder = run(recipe, tmp_path)
-    loaded = checkpoint.load(folder)
-    assert loaded.meta["metrics"]["update"] == (6 if patience else 12)
-    test = job.load_corpus(recipe, parallel.Share(), None).split("test")
-    assert real(loaded.model, test, 5).bits_per_char == record["test_bits_per_char"]
-    last = checkpoint.load(folder / "last.safetensors").meta["metrics"]
-    assert last["valid_bits_per_char"] == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(("rate", "good", "what"), [(math.inf, 6, "Some weight"), (1e38, 7, "The loss")])
@@ -258,13 +170,6 @@ def test_start_from_a_checkpoint(tiny: Tiny, tmp_path: Path, text_file: Path) ->
     other = text_recipe(text_file, ["data.alphabet=corpus", "train.lanes=2"])
     with pytest.raises(CheckpointError, match="alphabet of 256"):
         run(other, tmp_path, start_from=first / "last.safetensors")
-
-
-def test_without_a_validation_part(tiny: Tiny, tmp_path: Path) -> None:
-    record, folder = run(tiny("data.split=90-0-10"), tmp_path)
-    assert record["valid_bits_per_char"] is None
-    assert record["test_symbols"] == 600
-    assert all(line["valid_bits_per_char"] is None for line in runs.read_log(folder))
 
 
 def test_blocks_and_clearing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,9 +306,10 @@ def test_a_failed_kernel_of_another_process_stops_this_one(
         run(tiny(), tmp_path)
 
 
-def test_a_time_below_nothing(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="minutes=-1 is no time"):
-        train.train(tiny(), runs_dir=tmp_path, device="cpu", minutes=-1)
+@pytest.mark.parametrize("minutes", [-1, math.nan])
+def test_a_time_that_is_none(tiny: Tiny, tmp_path: Path, minutes: float) -> None:
+    with pytest.raises(RecipeError, match=f"minutes={minutes} is no time"):
+        train.train(tiny(), runs_dir=tmp_path, device="cpu", minutes=minutes)
 
 
 def test_the_speed_of_a_line_is_that_of_its_own_updates(tiny: Tiny, tmp_path: Path) -> None:
@@ -436,9 +342,3 @@ def test_a_run_wants_gradients_whoever_calls_it(tiny: Tiny, tmp_path: Path, mode
         found, _ = train.train(tiny(), runs_dir=tmp_path / "a", device="cpu", quiet=True)
     right, _ = train.train(tiny(), runs_dir=tmp_path / "b", device="cpu", quiet=True)
     assert found["test_bits_per_char"] == right["test_bits_per_char"]
-
-
-@pytest.mark.parametrize("minutes", [-1.0, math.nan])
-def test_no_time(tiny: Tiny, tmp_path: Path, minutes: float) -> None:
-    with pytest.raises(RecipeError, match=r"minutes=.* is no time"):
-        train.train(tiny(), runs_dir=tmp_path, minutes=minutes)
