@@ -59,6 +59,13 @@ class Predictor:
         """Takes over from whoever read the text: logits after its last symbol, (lanes, N), and the state."""
         self.state, self._logits = state, logits
 
+    def follow(self, lanes: Tensor) -> None:
+        """Goes on with these of its lanes, each as often as it is named: there may be more or fewer then."""
+        at = lanes.to(self.device)
+        self.lanes = len(lanes)
+        self.state = tuple(State(layer.h[at], layer.c[at]) for layer in self.state)
+        self._logits = None if self._logits is None else self._logits[at]
+
     def log_probs(self) -> Tensor:
         """(lanes, N): the natural logarithm of the next symbol's distribution, float64 on the CPU."""
         if self._logits is None:

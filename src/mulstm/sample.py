@@ -73,7 +73,7 @@ def sample(
     if streams < 1:
         raise MulstmError(f"{streams} streams cannot be drawn. Give 1 or more.")
     predictor = Predictor(model, alphabet, streams)
-    _open(predictor, prompt)
+    begin(predictor, prompt)
     plain = how.top_k == 0 and how.top_p == 1
     device = packed.sampler(predictor.model, streams, greedy=how.temperature == 0) if plain else None
     return _draws(predictor, how, device)
@@ -89,11 +89,11 @@ def go_on(
     """
     how = sampling or Sampling()
     how.check()
-    _open(predictor, prompt)
+    begin(predictor, prompt)
     return _draws(predictor, how, None)  # the GPU's own loop knows nothing of a predictor
 
 
-def _open(predictor: Predictor, prompt: bytes) -> None:
+def begin(predictor: Predictor, prompt: bytes) -> None:
     """Feeds the prompt, after what stands before a text where it is the first."""
     start = predictor.alphabet.special("start")
     if not predictor.fed and start is not None:
@@ -146,11 +146,7 @@ def opening(alphabet: Alphabet) -> bytes:
 
 def filtered(log_probs: torch.Tensor, how: Sampling) -> npt.NDArray[np.float64]:
     """(streams, N): the weights to draw with, after temperature, top-k and top-p; rows sum to one."""
-    if log_probs.isnan().any():
-        raise CheckpointError(
-            "The model gives no numbers for the next symbol: its weights are too large, or are none. "
-            "Train it again, at a lower rate."
-        )
+    require_numbers(log_probs)
     if how.temperature == 0:
         return torch.nn.functional.one_hot(log_probs.argmax(dim=-1), log_probs.shape[-1]).double().numpy()
     # The largest becomes 0 first: divided by next to nothing, all others are -inf and it stays.
@@ -165,6 +161,16 @@ def filtered(log_probs: torch.Tensor, how: Sampling) -> npt.NDArray[np.float64]:
         ranked = torch.where(before < how.top_p, ranked, 0.0)
         probs = torch.zeros_like(probs).scatter(-1, order, ranked)
     return (probs / probs.sum(dim=-1, keepdim=True)).numpy()
+
+
+def require_numbers(log_probs: torch.Tensor) -> torch.Tensor:
+    """The same; raises CheckpointError where the model gives none."""
+    if log_probs.isnan().any():
+        raise CheckpointError(
+            "The model gives no numbers for the next symbol: its weights are too large, or are none. "
+            "Train it again, at a lower rate."
+        )
+    return log_probs
 
 
 def draw(weights: npt.NDArray[np.float64], die: np.random.Generator) -> int:

@@ -158,6 +158,30 @@ def test_sample(call: Call, trained: Path) -> None:
         assert "ab\ufffd" in call("sample", trained, "-n", 5, "-p", "ab\udcff", "--streams", streams).out
 
 
+def test_sample_by_a_beam(call: Call, trained: Path) -> None:
+    greedy = call("sample", trained, "-p", "ab", "-n", 12, "--temperature", 0).out
+    code, out, err = call("sample", trained, "-p", "ab", "-n", 12, "--beam", 1)
+    assert (code, out) == (0, greedy)
+    assert err.endswith(" nats\n")
+    found = json.loads(
+        call("sample", trained, "-p", "ab", "-n", 12, "--beam", 8, "--streams", 3, "--json").out
+    )
+    assert len(found["texts"]) == len(set(found["texts"])) == 3
+    assert found["nats"] == sorted(found["nats"])
+    told = call("sample", trained, "-p", "ab", "-n", 12, "--beam", 8, "--streams", 3).out
+    assert told.startswith(f"--- {found['nats'][0]:.4f} nats ---\nab{found['texts'][0]}\n--- ")
+    raw = call("sample", trained, "-p", "ab", "-n", 12, "--beam", 8, "--raw").out
+    assert raw == found["texts"][0]
+    assert (
+        call("sample", trained, "-p", "ab", "-n", 12, "--beam", 8, "--stop", raw[:2]).out == f"ab{raw[:2]}\n"
+    )
+    for more in (("--temperature", 0.5), ("--top-k", 2), ("--top-p", 0.5), ("--seed", 2)):
+        code, _, err = call("sample", trained, "--beam", 2, *more)
+        assert (code, "leave temperature, top-k, top-p and seed out" in err) == (2, True)
+    code, _, err = call("sample", trained, "--beam", 2, "--streams", 3)
+    assert (code, "3 texts need a beam as wide" in err) == (2, True)
+
+
 def test_streams_that_are_interrupted_are_not_lost(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

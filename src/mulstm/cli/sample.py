@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mulstm import console
 from mulstm.cli._options import AsJson, Device, Length, Model, Precision, Prompt, Seed
+
+if TYPE_CHECKING:
+    from mulstm.beam import Found
 
 
 def command(
@@ -27,6 +30,14 @@ def command(
     ] = 1.0,
     seed: Seed = 1,
     streams: Annotated[int, typer.Option("--streams", min=1, help="Texts to draw at once.")] = 1,
+    width: Annotated[
+        int,
+        typer.Option(
+            "--beam",
+            min=0,
+            help="Do not draw, but search for the likeliest: texts followed at once; 0: draw.",
+        ),
+    ] = 0,
     stop: Annotated[str, typer.Option("--stop", help="End a text after these characters.")] = "",
     raw: Annotated[
         bool,
@@ -38,18 +49,36 @@ def command(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Draw text from a model."""
+    """Draw text from a model.
+
+    With --beam, print the likeliest text that is found, or as many as --streams says, with their nats.
+    """
     from mulstm import checkpoint, parallel
+    from mulstm.beam import beam
     from mulstm.cli._terminal import write_bytes, write_drawn
     from mulstm.cli._text import opened
     from mulstm.sample import Sampling, sample
 
+    if width and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, 1):
+        raise typer.BadParameter(
+            "what is searched for is not drawn: leave temperature, top-k, top-p and seed out",
+            param_hint="--beam",
+        )
+    if 0 < width < streams:
+        raise typer.BadParameter(f"{streams} texts need a beam as wide", param_hint="--beam")
     if raw and (as_json or streams > 1):
         raise typer.BadParameter("bytes as they are need one stream, and no JSON", param_hint="--raw")
     loaded = checkpoint.load(model, parallel.pick(device))
     loaded.require_head()
     loaded.model.precision = precision
-    how = Sampling(length, temperature, top_k, top_p, seed, stop.encode(errors="surrogateescape"))
+    end = stop.encode(errors="surrogateescape")
+    if width:
+        found = beam(
+            loaded.model, loaded.alphabet, opened(loaded, prompt), width=width, length=length, stop=end
+        )
+        _tell_found(prompt, found[:streams], as_json, raw)
+        return
+    how = Sampling(length, temperature, top_k, top_p, seed, end)
     # A prompt that cannot be read is told of before anything is written.
     pieces = sample(loaded.model, loaded.alphabet, opened(loaded, prompt), how, streams)
     if raw:
@@ -78,3 +107,22 @@ def _tell(prompt: str, drawn: list[bytearray]) -> None:
 
     for i, text in enumerate(drawn, 1):
         console.result(f"--- {i} ---\n{sound(prompt)}{text.decode('utf-8', errors='replace')}")
+
+
+def _tell_found(prompt: str, found: list[Found], as_json: bool, raw: bool) -> None:
+    from mulstm.cli._terminal import sound, write_bytes
+
+    if raw:
+        write_bytes(iter([[found[0].text]]))
+        return
+    texts = [one.text.decode("utf-8", errors="replace") for one in found]
+    nats = [one.nats for one in found]
+    if as_json:
+        console.result_json({"prompt": prompt, "texts": texts, "nats": nats})
+        return
+    if len(found) == 1:
+        console.result(sound(prompt) + texts[0])
+        console.note(f"{nats[0]:.4f} nats")
+        return
+    for text, cost in zip(texts, nats, strict=True):
+        console.result(f"--- {cost:.4f} nats ---\n{sound(prompt)}{text}")
