@@ -8,7 +8,6 @@ import json
 import math
 import os
 import secrets
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -75,6 +74,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     """An empty file beside `path` to write to; it takes the place of `path` when the block ends well.
 
     A link stays, and what it points to is replaced. Who may read a file stays, too; a new one has `mode`.
+    That a program runs with its owner's rights does not stay: the owner may be another now.
     """
     given, path = path, Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary: Path | None = None
@@ -82,10 +82,11 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
         # Devices and pipes can be replaced like files, and nobody means that.
         if path.exists() and not path.is_file():
             raise OSError(None, "it is no plain file")
-        temporary = _beside(path)
-        if mode is None or path.exists():
-            mode = stat.S_IMODE((path if path.exists() else temporary).stat().st_mode)
-        temporary.chmod(mode | stat.S_IRUSR | stat.S_IWUSR)  # no more is shown of it while it is written
+        if path.exists():
+            mode = path.stat().st_mode
+        # From its first moment on: who has opened it may read all that is written later.
+        temporary = _beside(path, 0o666 if mode is None else 0o600)
+        mode = (temporary.stat().st_mode if mode is None else mode) & 0o777
         yield temporary
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
@@ -100,10 +101,10 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
-def _beside(path: Path) -> Path:
+def _beside(path: Path, mode: int) -> Path:
     """A new file whose name nobody else has (processes in containers share their numbers) or can foresee."""
     found = path.with_name(f".{path.name[-50:]}.{secrets.token_hex(8)}.tmp")  # a name has a longest length
-    os.close(os.open(found, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    os.close(os.open(found, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     return found
 
 

@@ -94,7 +94,9 @@ class Predictor:
         x = torch.as_tensor(given).to(self.device, torch.long)
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         if x.dim() != 2 or x.shape[0] != self.lanes:
-            raise ValueError(f"{self.lanes} lanes cannot take symbols of shape {tuple(x.shape)}")
+            raise ValueError(
+                f"The symbols are {tuple(given.shape)}. Give ({self.lanes},), one a lane, or more columns."
+            )
         return x
 
     def feed_text(self, text: bytes) -> None:

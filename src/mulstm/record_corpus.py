@@ -22,7 +22,6 @@ from mulstm.data.alphabet import Alphabet, Bytes
 from mulstm.data.corpus import Corpus, Split, shares_of
 from mulstm.data.text import Text
 from mulstm.errors import DataError
-from mulstm.files import replacing
 from mulstm.recipe import DataRecipe
 
 Numbers = NDArray[np.int64]
@@ -114,13 +113,12 @@ class RecordLanes:
         self.split, self.lanes, self.chunk = split, lanes, chunk
         lengths = split.lengths
         self._places: list[Numbers] = []  # of each lane's records in the text
-        self._ends: list[Numbers] = []  # steps of the lane after each of them
+        self._ends: list[Numbers] = []  # steps of the lane before the first and after each of them
         for lane, members in enumerate(_fill(lengths, lanes)):
             order = np.random.default_rng([seed, epoch, lane]).permutation(members)
             self._places.append(split.offsets[split.chosen[order]])
-            self._ends.append(np.cumsum(lengths[order]))
-        longest = max((int(ends[-1]) for ends in self._ends if ends.size), default=0)
-        self._count = -(-longest // chunk)
+            self._ends.append(np.concatenate([[0], np.cumsum(lengths[order])]))
+        self._count = -(-max(int(ends[-1]) for ends in self._ends) // chunk)
 
     def __len__(self) -> int:
         return self._count
@@ -137,10 +135,9 @@ class RecordLanes:
         places = np.full((self.lanes, self.chunk), -1, dtype=np.int64)
         step = np.zeros_like(places)  # within the record
         for lane, (starts, ends) in enumerate(zip(self._places, self._ends, strict=True)):
-            inside = t < (ends[-1] if ends.size else 0)
-            which = np.searchsorted(ends, t[inside], side="right")
-            begun = np.concatenate([[0], ends])[which]
-            step[lane, inside] = t[inside] - begun
+            inside = t < ends[-1]
+            which = np.searchsorted(ends, t[inside], side="right") - 1
+            step[lane, inside] = t[inside] - ends[which]
             places[lane, inside] = starts[which] + step[lane, inside]
         real = places >= 0
         pairs = self.split.text.take(np.stack([np.maximum(places, 0), np.maximum(places, 0) + 1]))
@@ -177,16 +174,16 @@ def _encoded(path: Path, d: DataRecipe, convention: Convention) -> Path:
     beside = target.with_suffix(".npy")
     if store.is_sound(target) and store.is_sound(beside):
         return target
-    store.make_room(target.parent, f"The records of {path} cannot be kept in")
     offsets = array("q", [0])
-    with replacing(target) as temporary, temporary.open("wb") as out:
+    what = f"The records of {path} cannot be kept in"
+    with store.making(target, what) as temporary, temporary.open("wb") as out:
         for record in records.read(str(path), kind=d.records, column=d.column):
             x, y = convention.scored(record.text, record.id)
             out.write(np.append(x, y[-1]).astype(np.uint8).tobytes())
             offsets.append(offsets[-1] + x.size + 1)
         if len(offsets) == 1:
             raise DataError(f"{path} holds no record. Check the file and data.records.")
-        with replacing(beside) as other, other.open("wb") as file:
+        with store.making(beside, what) as other, other.open("wb") as file:
             np.save(file, np.frombuffer(offsets, dtype=np.int64))
     store.seal(target)
     store.seal(beside)
@@ -196,11 +193,12 @@ def _encoded(path: Path, d: DataRecipe, convention: Convention) -> Path:
 def _parts(text: Text, offsets: Numbers, shares: tuple[Fraction, Fraction, Fraction]) -> dict[str, Numbers]:
     """Which records belong to which part: shuffled, by a dice that never changes, equal records together."""
     n = offsets.size - 1
-    content = [
+    digests = (
         hashlib.blake2b(text.read(int(a), int(b)).tobytes(), digest_size=8).digest()
         for a, b in pairwise(offsets)
-    ]
-    _, group = np.unique(np.frombuffer(b"".join(content), dtype=np.int64), return_inverse=True)
+    )
+    content = np.fromiter((int.from_bytes(d, "little", signed=True) for d in digests), np.int64, count=n)
+    _, group = np.unique(content, return_inverse=True)
     groups = int(group.max()) + 1
     rank = np.random.default_rng(0).permutation(groups)[group]
     order = np.argsort(rank, kind="stable")

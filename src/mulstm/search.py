@@ -71,6 +71,10 @@ def search(
     with parallel.joined(device) as share:
         if share.count > 1:
             raise RunError("A search runs in one process. Start it without torchrun.")
+        texts = {trial.recipe.data: trial.recipe for trial in trials}
+        if len(texts) > 1:  # one without a validation part is told before any work, too
+            for recipe in texts.values():
+                _with_a_valid_part(recipe, share, data_dir)
         for n, trial in enumerate(trials, 1):
             what = f"trial {n} of {len(trials)}: {' '.join(trial.changes) or 'as it is'}"
             if corpus is None or corpus[0] != trial.recipe.data:

@@ -364,7 +364,7 @@ def _introduce(job: Job) -> None:
         f"{job.total:,} updates of {recipe.train.lanes} x {recipe.train.chunk} symbols; "
         f"{job.hardware}, {recipe.train.precision}, backend {job.backend}"
     )
-    if 0 < job.total <= recipe.optimiser.warmup:
+    if job.total <= recipe.optimiser.warmup:
         console.note(
             f"warning: the warm-up ({recipe.optimiser.warmup:,} updates) is as long as the run: little will "
             'be learnt. Set optimiser.warmup or train.epochs; "mulstm train TEXT" fits both to the text.'

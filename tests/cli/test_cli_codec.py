@@ -281,8 +281,15 @@ def test_a_file_may_be_named_like_a_stream(
     code, out, _ = call("compress", trained, "./-", "--lanes", 20)
     assert (code, out.startswith("1,500 -> ")) == (0, True)
     Path("-").unlink()
-    assert call("decompress", trained, "./-.mul", "-o", "./-").code == 0
-    assert Path("-").read_bytes() == note.read_bytes()
+    for more in (("-o", "./-"), ()):
+        assert call("decompress", trained, "./-.mul", *more).code == 0
+        assert Path("-").read_bytes() == note.read_bytes()
+        Path("-").unlink()
+    for name in (".mul", "..mul", "...mul"):
+        Path("-.mul").rename(name)
+        code, _, err = call("decompress", trained, name)
+        assert (code, "say where to write" in err) == (2, True), name
+        Path(name).rename("-.mul")
 
 
 def test_what_is_no_archive_is_told_before_the_model_is_made(

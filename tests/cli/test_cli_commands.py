@@ -182,17 +182,27 @@ def test_sample_by_a_beam(call: Call, trained: Path) -> None:
     assert (code, "3 texts need a beam as wide" in err) == (2, True)
 
 
+@pytest.mark.parametrize(("end", "code"), [(KeyboardInterrupt(), "130"), (SystemExit(143), "143")])
 def test_streams_that_are_interrupted_are_not_lost(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    end: BaseException,
+    code: str,
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken_off(*_: object) -> Iterator[list[bytes]]:
         yield [b"one", b"other"]
-        raise KeyboardInterrupt
+        raise end
 
     monkeypatch.setattr("mulstm.sample.sample", broken_off)
-    with pytest.raises(SystemExit, match="130"):
-        cli.run(["sample", str(trained), "--streams", "2", "-p", "ab"])
-    assert capsys.readouterr().out == "--- 1 ---\nabone\n--- 2 ---\nabother\n"
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit, match=code):
+            cli.run(["sample", str(trained), "--streams", "2", "-p", "ab", *more])
+        out = capsys.readouterr().out
+        if more:
+            assert json.loads(out)["texts"] == ["one", "other"]
+        else:
+            assert out == "--- 1 ---\nabone\n--- 2 ---\nabother\n"
 
 
 def test_sample_in_a_precision(call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,9 +284,15 @@ def test_report(call: Call, tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_text(f"# Title\n\n{report.BEGIN}\n{report.END}\n")
     where = ("--results", results, "--readme", page)
-    assert call("report", "--check", *where).code == 4
+    code, out, err = call("report", "--check", *where)
+    assert (code, len(out.splitlines())) == (4, 6)
+    assert f'Older than the records: 6 files. Run "mulstm report --results {results}".' in err
     assert "tables.md" in call("report", *where).out
     assert call("report", "--check", *where) == (0, "", "")
+    (tmp_path / "empty").mkdir()
+    for more in ((), ("--check",)):
+        code, out, err = call("report", "--results", tmp_path / "empty", *more)
+        assert (code, out, "There are no records in" in err) == (3, "", True)
 
 
 def test_tables_beside_a_readme_of_other_things(

@@ -301,7 +301,11 @@ def test_usage(call: Call) -> None:
 
 
 def test_usage_errors_do_not_command_the_terminal(call: Call) -> None:
-    told(call("decompress", "model", "file\x1b]0;PWN\x07"), 2, "file\ufffd]0;PWN\ufffd does not end in .mul")
+    told(
+        call("decompress", "model", "file\x1b]0;PWN\x07"),
+        2,
+        "file\ufffd]0;PWN\ufffd is not a file's name with .mul",
+    )
     for words in (["\x1b[2J"], ["--\x1b[2J"], ["train", "--\x1b[2J"]):
         answer = call(*words)
         assert answer.code == 2

@@ -109,6 +109,18 @@ def test_numbers_that_were_forged_with_their_checksum(
         unpacked(data[:at] + forged + data[at + len(forged) :], network)
 
 
+def test_a_stored_block_is_one_lane_of_its_own_length(network: Network) -> None:
+    data = packed(random.Random(1).randbytes(40), network)
+    at, end = frames(data)[1:3]
+    assert unpacked(data, network) == data[at + 24 : end - 4]
+    for place, value in ((2, struct.pack("<H", 2)), (8, struct.pack("<I", 41))):
+        head = bytearray(data[at : at + 20])
+        head[place : place + len(value)] = value
+        forged = data[:at] + head + struct.pack("<I", zlib.crc32(head)) + data[at + 24 :]
+        with pytest.raises(CheckFailedError, match="damaged in block 0"):
+            unpacked(forged, network)
+
+
 @pytest.mark.parametrize("coder", ["constriction", "python"])
 def test_a_payload_that_was_forged_with_its_checksum_does_not_crash(network: Network, coder: str) -> None:
     if coder == "constriction":

@@ -389,7 +389,6 @@ def test_a_model_file_of_other_things_is_refused(tmp_path: Path) -> None:
     files.save(path, integer())
     tensors, meta = tensorfile.read(path, files.KIND)
     for write in (
-        lambda: tensorfile.write(path, tensors, {**meta, "more": [1]}),
         lambda: tensorfile.write(path, {**tensors, "b_more": tensors["b_out"]}, meta),
         lambda: files.save(path, replace(integer(), layers=())),
     ):

@@ -4,6 +4,7 @@ import errno
 import gzip
 import hashlib
 import os
+import resource
 import sys
 import tracemalloc
 import zlib
@@ -113,12 +114,18 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
         load(tmp_path / "hollow")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts its open files in /proc")
 def test_a_folder_of_many_files_keeps_few_open(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     for n in range(200):
         (folder / f"{n:03d}").write_bytes(bytes([n] * 10))
-    got = load(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, hard))
+    try:
+        got = load(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     lanes = Lanes(got.split("all"), 10, 7, trim=False)
     y = sorted(int(s) for chunk in lanes for s in chunk.y.ravel() if s >= 0)
     assert y == sorted([n for n in range(200) for _ in range(10)])[1:]
@@ -145,7 +152,7 @@ def test_twenty_gigabytes_need_no_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
-    assert lanes.symbols_count > 0.89 * size
+    assert len(lanes) * 6_400 > 0.89 * size
     if sys.platform == "linux":
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         assert resident < 3 * 10**9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,27 @@ def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             cuda_source.compiled("text")
     finally:
         cuda_source._library.cache_clear()
+
+
+def test_a_broken_compiler_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "nvidia" / "x" / "lib" / "libnvrtc.so.12"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(cuda_source.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(cuda_source.sys, "path", [])
+    opened: list[str] = []
+
+    def library(name: str, real: Callable[..., object] = ctypes.CDLL) -> object:
+        opened.append(name)
+        return real(name) if name == str(broken) else "the system's"
+
+    monkeypatch.setattr(cuda_source.ctypes, "CDLL", library)
+    cuda_source._library.cache_clear()
+    try:
+        assert cuda_source._library() == "the system's"
+    finally:
+        cuda_source._library.cache_clear()
+    assert opened[0] == str(broken)
 
 
 def test_compiles_where_there_is_a_compiler() -> None:

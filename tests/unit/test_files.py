@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,35 @@ def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
     finally:
         os.umask(mask)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_private_file_is_private_from_its_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def seen(path: Path, *how: int, real: Callable[..., int] = os.open) -> int:
+        handle = real(path, *how)
+        made.append(os.fstat(handle).st_mode & 0o777)
+        return handle
+
+    (tmp_path / "old").touch(0o600)
+    monkeypatch.setattr("os.open", seen)
+    for name, mode in (("new", 0o640), ("old", None)):
+        with files.replacing(tmp_path / name, mode):
+            assert made[-1] == 0o600
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+
+
+def test_the_rights_of_an_owner_are_not_given_to_another(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    path.write_text("old")
+    path.chmod(0o4755)
+    files.write_atomic(path, "new")
+    assert path.stat().st_mode & 0o7777 == 0o755
+    with files.replacing(tmp_path / "copy", 0o6755):
+        pass
+    assert (tmp_path / "copy").stat().st_mode & 0o7777 == 0o755
 
 
 def test_a_link_in_the_way_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,11 @@ def test_weights_in_float64_compute_in_it() -> None:
         (torch.zeros(3).long(), 1, r"x is torch.int64 of shape \(3,\). Give symbols, \(B, T\)"),
         (torch.zeros(2, 0).long(), 1, r"of shape \(2, 0\)"),
         (torch.zeros(2, 3), 1, "x is torch.float32"),
-        (torch.zeros(2, 3).long(), 2, "The state is not that of 1 layers"),
+        (
+            torch.zeros(2, 3).long(),
+            2,
+            r"not, for each layer, h and c of shapes \(\(2, 4\), \(2, 4\)\)\. Give the",
+        ),
     ],
     ids=["shape", "no steps", "type", "layers"],
 )
@@ -190,6 +194,15 @@ def test_what_does_not_fit(x: torch.Tensor, layers: int, message: str) -> None:
     for run in (model, model.hidden):
         with pytest.raises(ValueError, match=message):
             run(x, model.zero_state(2) * layers)
+
+
+@pytest.mark.parametrize("name", ["embedding", "hidden", "output"])
+def test_a_mask_that_does_not_fit(name: str) -> None:
+    model = make(ModelRecipe(hidden=4, embedding=3))
+    mask = torch.ones(1, 3 if name == "embedding" else 4)
+    masks = Masks(**{name: (mask,) if name == "hidden" else mask})
+    with pytest.raises(ValueError, match=rf"The mask {name} is \(1, \d\)\. Give \(2, \d\)"):
+        model(torch.zeros(2, 3).long(), None, masks)
 
 
 def test_a_state_of_plain_tuples() -> None:
@@ -307,7 +320,7 @@ def test_a_symbol_that_is_none(symbol: int, recipe: dict[str, Any]) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_state_of_other_lanes(cell: str) -> None:
     model = make(ModelRecipe(hidden=6, cell=cell))
-    with pytest.raises(ValueError, match=r"state\.h has shape \(1, 6\)"):
+    with pytest.raises(ValueError, match=r"h and c of shapes \(\(2, 6\), "):
         model(torch.randint(9, (2, 5)), model.zero_state(1))
 
 

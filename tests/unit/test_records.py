@@ -120,7 +120,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("sys.stdin", Stdin)
     assert list(read("-", kind="fasta")) == [Record("a", b"MK")]
-    Stdin.buffer = io.BufferedReader(io.BytesIO(gzip.compress(b"a\n")))
+    Stdin.buffer = io.BufferedReader(io.BytesIO(gzip.compress(b"a\n", mtime=0)))
     with pytest.raises(DataError, match=r"- is packed \(gz\), and does not say so. Unpack it into the pipe"):
         list(read("-"))
 
@@ -170,7 +170,12 @@ def test_json_is_an_object_a_line(tmp_path: Path) -> None:
         ("t.txt", "a\n", {"label_column": "y"}, "read as lines, which has no columns. Give CSV or JSONL"),
         ("t.txt", "good\n".encode("utf-16"), {}, "is written in UTF-16. Save it as UTF-8"),
         ("t.jsonl", "{}".encode("utf-16"), {}, "is written in UTF-16. Save it as UTF-8"),
-        ("t.txt", gzip.compress(b"a\n"), {}, "is packed (gz), and does not say so. Give it the ending .gz"),
+        (
+            "t.txt",
+            gzip.compress(b"a\n", mtime=0),
+            {},
+            "is packed (gz), and does not say so. Give it the ending .gz",
+        ),
         ("t.csv", bz2.compress(b"text\n"), {}, "is packed (bz2)"),
         ("t.txt", lzma.compress(b"a\n"), {}, "is packed (xz)"),
         ("t.zip", "PK", {}, "t.zip is packed"),

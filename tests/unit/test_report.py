@@ -347,6 +347,14 @@ def test_a_page_beside_that_is_no_text(results: Path) -> None:
         report.write(results, report.page_beside(results))
 
 
+def test_a_page_shows_the_records_of_results_alone(results: Path) -> None:
+    """Records that a reader makes in a clone, in a folder of their own, do not take the place of ours."""
+    page = results.parent / "README.md"
+    page.write_text(f"{report.BEGIN}\n{report.END}\n")
+    assert report.page_beside(results) == page
+    assert report.page_beside(results.rename(results.with_name("mine"))) is None
+
+
 def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
     assert [tables._signed(x, 2) for x in (0.001, -0.001, 0.02, -0.02)] == ["0.00", "0.00", "+0.02", "−0.02"]
 

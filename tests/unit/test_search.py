@@ -183,6 +183,11 @@ def test_what_cannot_be_compared(tiny: Tiny, tmp_path: Path, monkeypatch: pytest
     out = tmp_path / "search.jsonl"
     with pytest.raises(DataError, match=r"The valid part of .* is empty\. Give a longer text"):
         search.search([trial(tiny, "data.split=95-0-5", "evaluate.patience=0")], out=out)
+    # Of several texts, too, before any work.
+    pair = [trial(tiny), trial(tiny, "data.split=95-0-5", "evaluate.patience=0")]
+    with pytest.raises(DataError, match=r"The valid part of .* is empty"):
+        search.search(pair, out=out)
+    assert out.read_text() == ""
     out.write_text("notes of mine\n")
     with pytest.raises(RunError, match="is not the file of a search"):
         search.search([trial(tiny)], out=out)

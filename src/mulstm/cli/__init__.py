@@ -55,7 +55,7 @@ class _Group(TyperGroup):
 
 @contextlib.contextmanager
 def _told_cleanly() -> Iterator[None]:
-    """What Typer tells by itself: usage errors, made fit for a terminal, and the user's abort."""
+    """What Typer tells by itself: usage errors, made fit for a terminal, and an end where none should be."""
     try:
         yield
     except EOFError as fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -45,9 +46,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Decompress an archive. Damage, or another model, is told with exit code 4, and no file is written."""
-    if output is None and str(file) != "-" and file.suffix != ".mul":
-        raise typer.BadParameter(f"{file} does not end in .mul, so say where to write", param_hint="--output")
-    target = output or (Path("-") if str(file) == "-" else file.with_suffix(""))
+    target = output or _beside(file)
     require_there(file)
     found, beside = files_of(model)  # once: a folder of runs may soon stand for another
     require_room(target, force, read=(file, found, beside))
@@ -65,3 +64,16 @@ def command(
         f"{done.content / done.seconds / 1e3:,.1f} kB/s, checksums agree"
     )
     tell(target, line, {"file": str(file), "output": str(target), **done.as_dict()}, as_json)
+
+
+def _beside(archive: Path) -> Path:
+    """Where an archive's content goes by itself: its own name without .mul."""
+    if str(archive) == "-":
+        return archive
+    name = archive.name.removesuffix(".mul")
+    if name in (archive.name, "", ".", ".."):
+        raise typer.BadParameter(
+            f"{archive} is not a file's name with .mul behind it, so say where to write",
+            param_hint="--output",
+        )
+    return path_of(os.path.join(archive.parent, name))

@@ -32,21 +32,21 @@ def command(
 
     if format_name not in FORMATS:
         raise CheckpointError(f'There is no format "{format_name}". Choose one of: {", ".join(FORMATS)}.')
-    read, unsaid = (checkpoint.find(model),), ""
+    found, unsaid = checkpoint.find(model), ""  # once: a folder of runs may soon stand for another
     if format_name == "onnx":
-        require_room(out, force, read=read, endings=(".onnx",))
+        require_room(out, force, read=(found,), endings=(".onnx",))
     for target in _targets(format_name, out):
-        require_room(target, force, read=read)
+        require_room(target, force, read=(found,))
     if format_name == "onnx":
         from mulstm.interop import onnx
 
-        written = onnx.write(checkpoint.load(model), out)
+        written = onnx.write(checkpoint.load(found), out)
     elif format_name == "hub":
         from mulstm.interop import hub
 
-        written = hub.save_pretrained(checkpoint.load(model), out)
+        written = hub.save_pretrained(checkpoint.load(found), out)
     else:
-        unsaid = interop.export_model(format_name, model, out)
+        unsaid = interop.export_model(format_name, found, out)
         written = [out]
     for path in written:
         console.result(str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,10 @@ def _cache() -> dict[str, Any]:
         folder = cache_folder()
     except DataError as fault:
         return {"folder": str(fault)}
-    used = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    used = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # another process may just have removed it
+            used += path.stat().st_size if path.is_file() else 0
     return {"folder": str(folder), "megabytes": round(used / 1e6, 1)}
 
 
@@ -80,14 +84,15 @@ def _model(path: Path) -> dict[str, Any]:
     from mulstm import checkpoint
     from mulstm.codec import integer
 
-    if integer.is_one(file := checkpoint.find(path)):
+    file = checkpoint.find(path)  # once: a folder of runs may soon stand for another
+    if integer.is_one(file):
         found = integer.load(file)
         about = {"file": str(file), "integer model": found.fingerprint.hex(), "made from": found.parent}
         return about | found.facts() | {"alphabet": found.alphabet.size}
-    loaded = checkpoint.load(path)
+    loaded = checkpoint.load(file)
     recipe = loaded.meta["recipe"]
     return {
-        "file": str(checkpoint.find(path)),
+        "file": str(file),
         "parameters": loaded.model.parameter_count(),
         "alphabet": loaded.alphabet.size,
         "fingerprint": loaded.meta["fingerprint"],

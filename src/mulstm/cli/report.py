@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -18,8 +19,8 @@ def command(
         Path | None,
         typer.Option(
             "--readme",
-            help="The page whose table is renewed (default: README.md beside the records' folder, where it "
-            "has a place for it).",
+            help="The page whose table is renewed (default: README.md beside a folder called results, where "
+            "it has a place for it).",
         ),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if anything is stale.")] = False,
@@ -29,8 +30,7 @@ def command(
     from mulstm import report
 
     report.require_folder(results)
-    if not check:
-        report.require_records(results)
+    report.require_records(results)
     page = readme or report.page_beside(results)
     changed = report.stale(results, page) if check else [str(path) for path in report.write(results, page)]
     if as_json:
@@ -41,4 +41,7 @@ def command(
         if not changed and not check:
             console.note("Nothing has changed: tables and figures are those of the records.")
     if check and changed:
-        raise CheckFailedError(f'{len(changed)} files are older than the records. Run "mulstm report".')
+        where = "" if results == Path("results") else f" --results {quote(str(results))}"
+        raise CheckFailedError(
+            f'Older than the records: {console.counted(len(changed), "file")}. Run "mulstm report{where}".'
+        )

@@ -55,7 +55,7 @@ def command(
     """
     from mulstm import checkpoint, parallel
     from mulstm.beam import beam
-    from mulstm.cli._terminal import write_bytes, write_drawn
+    from mulstm.cli._terminal import sound, write_bytes, write_drawn
     from mulstm.cli._text import opened
     from mulstm.sample import Sampling, sample
 
@@ -88,25 +88,23 @@ def command(
         write_drawn(prompt, pieces)
         return
     drawn = [bytearray() for _ in range(streams)]
+
+    def tell() -> None:
+        texts = [whole.decode("utf-8", errors="replace") for whole in drawn]
+        if as_json:
+            console.result_json({"prompt": prompt, "seed": seed, "temperature": temperature, "texts": texts})
+            return
+        for i, text in enumerate(texts, 1):
+            console.result(f"--- {i} ---\n{sound(prompt)}{text}")
+
     try:
         for row in pieces:
             for whole, more in zip(drawn, row, strict=True):
                 whole += more
-    except KeyboardInterrupt:  # what was drawn until then is not lost
-        _tell(prompt, drawn)
+    except (KeyboardInterrupt, SystemExit):  # what was drawn until then is not lost
+        tell()
         raise
-    if as_json:
-        texts = [whole.decode("utf-8", errors="replace") for whole in drawn]
-        console.result_json({"prompt": prompt, "seed": seed, "temperature": temperature, "texts": texts})
-    else:
-        _tell(prompt, drawn)
-
-
-def _tell(prompt: str, drawn: list[bytearray]) -> None:
-    from mulstm.cli._terminal import sound
-
-    for i, text in enumerate(drawn, 1):
-        console.result(f"--- {i} ---\n{sound(prompt)}{text.decode('utf-8', errors='replace')}")
+    tell()
 
 
 def _tell_found(prompt: str, found: list[Found], as_json: bool, raw: bool) -> None:

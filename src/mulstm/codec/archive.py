@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -242,7 +241,7 @@ def _writing(path: Path, source: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    mode = stat.S_IMODE(source.stat().st_mode) if str(source) != "-" and source.is_file() else None
+    mode = source.stat().st_mode if str(source) != "-" and source.is_file() else None
     with files.replacing(path, mode) as temporary, temporary.open("wb") as file:
         yield file
 

@@ -125,8 +125,11 @@ class Reader:
                 raise _damaged("its end")
             self._seal(self._checked(size, "its end"))
             return None
-        most = length if kind == STORED else 4 * (length + 2)
-        if not 1 <= length <= self.header.block or not 1 <= lanes <= MOST_LANES or not 1 <= size <= most:
+        if kind == STORED:
+            sound = lanes == 1 and size == length
+        else:
+            sound = 1 <= lanes <= MOST_LANES and 1 <= size <= 4 * (length + 2)
+        if not sound or not 1 <= length <= self.header.block:
             raise _damaged(where)
         return Block(kind, lanes, length, crc, self._checked(size, where))
 

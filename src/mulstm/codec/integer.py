@@ -161,7 +161,6 @@ def load(path: Path) -> IntegerModel:
             )
         model = _assemble(facts, {n: t.numpy() for n, t in tensors.items()}, str(meta["parent"]))
         stated = str(meta["fingerprint"])
-        dict(meta.get("more", {}))  # nobody reads the notes, but a file without that form is not ours
     except tensorfile.UNREADABLE as fault:
         raise CheckpointError(
             f"The description inside {path} cannot be read ({fault}). Take another copy, or quantize again."

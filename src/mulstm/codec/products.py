@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mulstm.errors import BackendError
+from mulstm.ops import modes
 
 LOW_BITS = 7
 KINDS = ("int8", "float32", "float64")
@@ -105,7 +106,7 @@ def _floats(W: Tensor, kind: str) -> Sums:
 
     def sums(v: Tensor) -> Tensor:
         parts = torch.split(v.to(dtype), width, dim=1)
-        with torch.autocast(W.device.type, enabled=False):  # which would round
+        with modes.without_autocast(W.device):  # it would round
             total = (parts[0] @ rights[0]).to(torch.int32)
             for part, right in zip(parts[1:], rights[1:], strict=True):
                 total += (part @ right).to(torch.int32)

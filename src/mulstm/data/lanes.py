@@ -55,11 +55,6 @@ class Lanes:
     def __len__(self) -> int:
         return self._first_chunk[-1]
 
-    @property
-    def symbols_count(self) -> int:
-        """How many predictions one pass makes."""
-        return sum(length * self.lanes if self.trim else size for _, size, length in self._blocks)
-
     def fresh(self, k: int) -> bool:
         """Whether chunk k begins new stretches of text, so that no state may be carried into it."""
         return k in self._first_chunk

@@ -134,16 +134,21 @@ def _pick(path: Path, inside: list[str], member: str) -> str:
 
 def unpack(path: Path, target: Path, member: str, file: File | None = None) -> None:
     """Writes the unpacked bytes to `target`, checked where they are known; all of them or nothing."""
-    what = f"{path} cannot be unpacked to"
+    with making(target, f"{path} cannot be unpacked to") as temporary:
+        _copy(path, member, temporary)
+        if file is not None:
+            verify(temporary, file, "Delete that copy and get another")
+
+
+@contextlib.contextmanager
+def making(target: Path, what: str) -> Iterator[Path]:
+    """An empty file that becomes this one of the cache when the block ends well; or says `what` cannot be."""
     make_room(target.parent, what)
     try:
         with files.replacing(target) as temporary:
-            _copy(path, member, temporary)
-            if file is not None:
-                verify(temporary, file, "Delete that copy and get another")
-    except (OSError, files.UnwritableError) as error:
-        reason = files.reason_of(error) if isinstance(error, OSError) else error.reason
-        raise _no_room(f"{what} {target.parent}", reason) from None
+            yield temporary
+    except files.UnwritableError as fault:
+        raise _no_room(f"{what} {target.parent}", fault.reason) from None
 
 
 def make_room(folder: Path, what: str) -> None:

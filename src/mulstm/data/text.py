@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -56,15 +56,18 @@ class Text:
 
     def read(self, start: int, stop: int) -> Bytes:
         """Bytes start ... stop-1."""
-        index = bisect_right(self._starts, start) - 1
-        pieces: list[Bytes] = []
-        while start < stop:
+        first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop) - 1
+        if first == last:
+            origin = self._starts[first]
+            return self._part(first)[start - origin : stop - origin]
+        # Copied part by part: a view would keep its file open.
+        found = np.empty(max(0, stop - start), dtype=np.uint8)
+        for index in range(first, last + 1):
             origin, end = self._starts[index], self._starts[index + 1]
-            if start < end:
-                pieces.append(self._part(index)[start - origin : min(stop, end) - origin])
-                start = min(stop, end)
-            index += 1
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint8), *pieces])
+            low, high = max(start, origin), min(stop, end)
+            if low < high:  # no empty file can be mapped
+                found[low - start : high - start] = self._part(index)[low - origin : high - origin]
+        return found
 
     def take(self, places: NDArray[np.int64]) -> Bytes:
         """The bytes at `places` (rows of consecutive ones, mostly), in its shape."""

@@ -182,8 +182,8 @@ class LanguageModel(Keeping):
         self, x: Tensor, state: tuple[State, ...] | None, masks: Masks | None, first: Tensor | None
     ) -> tuple[list[Tensor], tuple[State, ...]]:
         """h of every layer, time first, and the states."""
-        state = self._start(x, state)
         masks, dtype = masks or Masks(), self.dtype
+        state = self._start(x, state, masks)
         if first is not None:
             _require_alike("first", first, x)
             first = time_first(first).bool()
@@ -214,18 +214,37 @@ class LanguageModel(Keeping):
         """h of every layer, time first and padded, and the states."""
         if weights is None:
             self.forget()
-        state = self._start(x, state)
-        return packed.run(self, time_first(x).long(), state, masks or Masks(), weights, pairs)
+        masks = masks or Masks()
+        state = self._start(x, state, masks)
+        return packed.run(self, time_first(x).long(), state, masks, weights, pairs)
 
-    def _start(self, x: Tensor, state: tuple[State, ...] | None) -> tuple[State, ...]:
-        """The state to begin with; ValueError where it or x has not the form that is wanted."""
+    def _start(self, x: Tensor, state: tuple[State, ...] | None, masks: Masks) -> tuple[State, ...]:
+        """The state to begin with; ValueError where something has not the form that is wanted."""
         if x.dim() != 2 or x.shape[1] == 0 or x.is_floating_point():
             raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}. Give symbols, (B, T), T at least 1.")
+        B, H = x.shape[0], self.recipe.hidden
+        # Kernels would read masks and states of other shapes without a word, or beyond them.
+        for name, mask, width in (
+            ("embedding", masks.embedding, self.recipe.embedding),
+            *(("hidden", mask, H) for mask in masks.hidden),
+            ("output", masks.output, self.W_out.shape[1]),
+        ):
+            if mask is not None and mask.shape != (B, width):
+                raise ValueError(f"The mask {name} is {tuple(mask.shape)}. Give {(B, width)}.")
         if state is None:
-            return self.zero_state(x.shape[0])
-        if len(state) != self.recipe.layers:
-            raise ValueError(f"The state is not that of {self.recipe.layers} layers. Give (h, c) for each.")
+            return self.zero_state(B)
+        shapes = (B, H), (B, self._cells)
+        if [(h.shape, c.shape) for h, c in state] != [shapes] * self.recipe.layers:
+            raise ValueError(
+                f"The state has not, for each layer, h and c of shapes {shapes}. "
+                "Give the one that the chunk before left, or None."
+            )
         return state
+
+    @property
+    def _cells(self) -> int:
+        """The width of c."""
+        return self.recipe.hidden if self.recipe.cell in ("lstm", "milstm", "mlstm") else 0
 
     def _packed(self, masks: Masks | None) -> packed.PackedWeights | None:
         """Packed weights, kept until a parameter changes; None where gradients or DropConnect are wanted."""
@@ -287,11 +306,10 @@ class LanguageModel(Keeping):
         """The state before the first symbol, for B lanes."""
         H, device = self.recipe.hidden, self.W_out.device
         wide = torch.promote_types(self.dtype, torch.float32)
-        C = H if self.recipe.cell in ("lstm", "milstm", "mlstm") else 0
         return tuple(
             State(
                 torch.zeros(B, H, dtype=self.dtype, device=device),
-                torch.zeros(B, C, dtype=wide, device=device),
+                torch.zeros(B, self._cells, dtype=wide, device=device),
             )
             for _ in range(self.recipe.layers)
         )

@@ -34,19 +34,23 @@ BACKENDS = ("triton", "fused", "reference")
 
 
 def recurrence(
-    mx: Tensor | None,  # (T, B, H)   W_mx x; None with W_mh: m_t is h_{t-1}
-    zx: Tensor,  # (T, B, 4H)  W_zx x + b
-    W_mh: Tensor | None,  # (H, H)
-    W_zm: Tensor,  # (4H, H)
+    mx: Tensor | None,  # W_mx x
+    zx: Tensor,  # W_zx x + b
+    W_mh: Tensor | None,
+    W_zm: Tensor,
     state: State,
     *,
-    mask: Tensor | None = None,  # (B, H)
-    px: Tensor | None = None,  # (T, B, 4H)  MI-LSTM
-    b_h: Tensor | None = None,  # (H)  "initial" unit
+    mask: Tensor | None = None,
+    px: Tensor | None = None,  # MI-LSTM
+    b_h: Tensor | None = None,  # "initial" unit
     unit: str = "standard",
     backend: str = "auto",
 ) -> tuple[Tensor, State]:
-    """All h of a chunk, (T, B, H), and the state after it."""
+    """All h of a chunk, (T, B, H), and the state after it.
+
+    mx (T, B, H), zx (T, B, 4H), W_mh (H, H), W_zm (4H, H), state (h, c), each (B, H), mask (B, H), px as zx,
+    b_h (H). Without mx and W_mh, m_t is h_{t-1}. With the unit "tanh", 4H is H and c is (B, 0).
+    """
     state = State(*state)
     _check(mx, zx, W_mh, W_zm, state, mask, px, b_h, unit)
     name = chosen(zx, mask, backend)

@@ -115,15 +115,14 @@ def _library() -> Any:
     """NVRTC from torch's own packages, else from the system."""
     folders = [Path(name) for name in (*site.getsitepackages(), *sys.path) if name]
     for path in (p for folder in folders for p in sorted(folder.glob("nvidia/*/lib/libnvrtc.so.1[23]"))):
-        # It asks for its builtins by their bare name: opened before, they are found.
-        for builtins in path.parent.glob("libnvrtc-builtins.so.1*"):
-            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(path))
+        with suppress(OSError):
+            # It asks for its builtins by their bare name: opened before, they are found.
+            for builtins in path.parent.glob("libnvrtc-builtins.so.1*"):
+                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
     for name in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
-        try:
+        with suppress(OSError):
             return ctypes.CDLL(name)
-        except OSError:
-            continue
     raise CompileError("no NVRTC library was found")
 
 

@@ -155,7 +155,7 @@ def _gradients(ctx: Any, dh: Tensor | None, dc_T: Tensor | None, *_saved: Tensor
     mx, W_mh, W_zm, h_0, c_0, mask, px, b_h, h, *saved = ctx.saved_tensors
     dh = torch.zeros_like(h) if dh is None else dh
     dc_T = torch.zeros_like(c_0) if dc_T is None else dc_T
-    with torch.autocast(dh.device.type, enabled=False):
+    with modes.without_autocast(dh.device):
         dmx, dzx, dW_mh, dW_zm, dh_0, dc_0, dpx, db_h = _backward(
             dh, dc_T, mx, W_mh, W_zm, h_0, c_0, mask, px, b_h, ctx.unit, h, *saved
         )

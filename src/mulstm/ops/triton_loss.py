@@ -211,6 +211,3 @@ class LossFunction(torch.autograd.Function):
         dhs = [torch.mm(d, W).view(h.shape) for h, W in zip(hs, packed, strict=True)]
         beside.join()
         return None, None, dW_out, db, *dhs
-
-
-__all__ = ["EmbedFunction", "LossFunction", "logits_of", "losses_of", "pack_output"]

@@ -46,7 +46,7 @@ RULES: tuple[Rule, ...] = (
     _choice("optimiser.name", "adam", "adamw", "rmsprop-normalised"),
     _choice("optimiser.decay", "constant", "linear", "cosine", "exponential"),
     _choice("train.precision", "fp32", "bf16"),
-    ("name", lambda v: not re.search(r"^/|^\.\.?(/|$)|/\.\.?(/|$)|\0", v), "a name that can name a folder"),
+    ("name", lambda v: not re.search(r"^/|^\.\.?(/|$)|/\.\.?(/|$)", v), "a name that can name a folder"),
     ("name title", lambda v: not re.search(r"[\0-\x1f\x7f-\x9f]", v), "free of control characters"),
     ("data.corpus train.backend", lambda v: v != "", "given"),
     ("data.split", lambda v: v == "" or parse_split(v) is not None, 'three shares of 100 such as "90-5-5"'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,17 @@ def require_records(results: Path) -> None:
 
 
 def page_beside(results: Path) -> Path | None:
-    """The README beside the records' folder, where it has a place for their table: another's has none."""
+    """The README beside a folder `results`, where it has a place for their table: another's has none.
+
+    Beside a folder of another name, as in a clone that makes records of its own, it shows those of `results`.
+    """
+    folder = Path(os.path.abspath(results))
     page = results.parent / "README.md"
-    return page if page.is_file() and BEGIN.encode() in page.read_bytes() else None
+    return (
+        page
+        if folder.name == RESULTS.name and page.is_file() and BEGIN.encode() in page.read_bytes()
+        else None
+    )
 
 
 def _stale(results: Path, readme: Path | None) -> tuple[dict[Path, str], list[Figure]]:

@@ -183,7 +183,9 @@ def _unordered(
                     done.nats,
                     convention.name == "protein",
                     np.concatenate(done.losses) if losses else None,
-                    likeliest(torch.softmax(logits[lane, -1:].double(), dim=-1), names, following)[0],
+                    likeliest(torch.softmax(logits[lane, -1:].double(), dim=-1), names, following)[0]
+                    if following
+                    else [],
                 ),
             )
 
