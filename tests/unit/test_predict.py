@@ -70,7 +70,7 @@ def test_the_model_is_a_copy() -> None:
 def test_symbols_that_do_not_fit() -> None:
     with pytest.raises(DataError, match="8 symbols and the alphabet 256"):
         Predictor(made(), Alphabet.bytes())
-    with pytest.raises(ValueError, match="3 lanes"):
+    with pytest.raises(ValueError, match=r"symbols are \(2,\)\. Give \(3,\), one a lane"):
         Predictor(made(), ALPHABET, lanes=3).feed(np.array([1, 2]))
 
 
