@@ -8,6 +8,8 @@ import torch
 
 from distance import rms
 from mulstm import update
+from mulstm.beam import beam
+from mulstm.data import Alphabet
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel
 from mulstm.ops import State
@@ -119,3 +121,15 @@ def test_sampler_draws_what_the_model_says(recipe: ModelRecipe) -> None:
         assert ((wanted - drawn[k]).abs() <= 1).all()
         x = drawn[k].long()[:, None]
     assert isinstance(state[0], State)
+
+
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-3), ("bf16", 0.03)])
+def test_a_beam_finds_what_it_finds_on_a_cpu(precision: str, near: float) -> None:
+    torch.manual_seed(1)
+    model, alphabet = LanguageModel(MODELS[1], N), Alphabet(bytes(range(N)))
+    with torch.no_grad():
+        model.W_out *= 20
+    wanted = beam(model, alphabet, b"\x03\x07", width=8, length=12)
+    model.cuda().precision = precision
+    found = beam(model, alphabet, b"\x03\x07", width=8, length=12)
+    assert [one.nats for one in found] == pytest.approx([one.nats for one in wanted], rel=near)
