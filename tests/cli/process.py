@@ -21,11 +21,12 @@ class Answer(NamedTuple):
 
 
 Call = Callable[..., Answer]
+AROUND = ("RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR", "PYTHONUNBUFFERED")
 
 
 def environment() -> dict[str, str]:
-    """One thread, this very package, and nothing of a process group around."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR")}
+    """One thread, this very package, streams that are buffered, and nothing of a process group around."""
+    kept = {k: v for k, v in os.environ.items() if k not in AROUND}
     return {**kept, "PYTHONPATH": str(Path(mulstm.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
 

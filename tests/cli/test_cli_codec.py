@@ -217,14 +217,16 @@ def test_pipes(trained: Path, note: Path) -> None:
     content = note.read_bytes()[:400]
     there, back = ("compress", "--lanes=9"), ("decompress",)
     for command, *more in (there, back):
-        content = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "mulstm", command, str(trained), "-", "-q", *more],
             input=content,
             capture_output=True,
             check=True,
             env=environment(),
             timeout=90,
-        ).stdout
+        )
+        assert re.match(rb"[\d,]+ -> [\d,]+ bytes, ", done.stderr)  # beside the file, not in it
+        content = done.stdout
     assert content == note.read_bytes()[:400]
 
 

@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from process import Call
 
 from made import settings
 from made_records import add
-from mulstm import checkpoint, cli, recipe, report, reproduce
+from mulstm import checkpoint, recipe, report, reproduce
+from mulstm.data.alphabet import Alphabet
+from mulstm.nn.model import LanguageModel
+from mulstm.recipe import ModelRecipe
+from mulstm.train import DivergedError
 
 
 def test_options_of_reproduce(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
-    monkeypatch.setattr(reproduce, "reproduce", lambda chosen, **more: given.update(more))
+    monkeypatch.setattr(reproduce, "reproduce", lambda rows, **more: given.update(more, rows=rows))
     monkeypatch.chdir(tmp_path)
     options = ["--minutes", 2, "--precision", "bf16", "--seed", 3, "--seed", 4]
+    options += ["--device", "cpu", "--results", "there", "--runs-dir", "r", "--data-dir", "d"]
     assert call("reproduce", "ptb", *options).code == 0
     assert (given["minutes"], given["precision"], given["seeds"]) == (2.0, "bf16", [3, 4])
+    assert (given["device"], given["results"]) == ("cpu", Path("there"))
+    assert (given["runs_dir"], given["data_dir"]) == (Path("r"), Path("d"))
+    for kinds in (("faithful", "fast"), ("fast",), ("faithful",)):
+        call("reproduce", "ptb", *[f"--{kind}" for kind in kinds if len(kinds) == 1])
+        assert given["rows"] == reproduce.rows("ptb", kinds=kinds)
     given.clear()
     code, _, err = call("reproduce", "ptb", "--fast", "--faithful")
     assert (code, given, "leave both out" in err) == (2, {}, True)
+
+
+def test_tables_are_written_though_a_run_diverged(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(chosen: object, **more: object) -> None:
+        raise DivergedError("The loss is no number", ". Lower the rate.")
+
+    monkeypatch.setattr(reproduce, "reproduce", diverge)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("reproduce", "ptb")
+    assert (code, err) == (3, "error: The loss is no number. Lower the rate.\n")
+    assert "results/tables.md" in out
 
 
 def test_evaluate(call: Call, trained: Path, tmp_path: Path) -> None:
@@ -57,6 +81,50 @@ def test_evaluate(call: Call, trained: Path, tmp_path: Path) -> None:
     code, out, _ = call("evaluate", trained, "--split", "valid", "-q")
     assert code == 0
     assert "bits/char on 300 symbols of made.txt (valid)" in out
+
+
+def test_evaluate_words_with_spaces_between_them_or_none(call: Call, trained: Path, tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_bytes(b"one  two\n" * 30)
+    assert (
+        "of 90 words and newlines, without the 30 other spaces ("
+        in call("evaluate", trained, text, "--words", "-q").out
+    )
+    text.write_bytes(b" " * 30)
+    assert "there are no words in it" in call("evaluate", trained, text, "--words", "-q").out
+
+
+def test_surprise(call: Call, trained: Path, tmp_path: Path) -> None:
+    """The second model finds every byte equally likely."""
+    record = json.loads((trained / "metrics.json").read_text())
+    loaded, even = checkpoint.load(trained), tmp_path / "even.safetensors"
+    with torch.no_grad():
+        loaded.model.W_out.zero_()
+        loaded.model.get_parameter("b_out").zero_()
+    checkpoint.save(even, loaded.model, loaded.alphabet)
+    options = ("--lanes", 5, "--share", 0.2, "--delays", 2)
+    found = json.loads(call("surprise", trained, even, *options, "--json").out)
+    assert (found["split"], found["symbols"], found["lanes"]) == ("test", 60, 5)
+    assert found["fingerprints"] == [checkpoint.load(model).meta["fingerprint"] for model in (trained, even)]
+    assert found["overall"] == pytest.approx([record["test_bits_per_char"], 8.0])
+    assert [b for _, b in found["by_delay"]] == pytest.approx([8.0] * 3)
+    assert found["by_delay"][0][0] > found["overall"][0]
+    lines = [
+        re.split("  +", line.strip()) for line in call("surprise", trained, even, *options).out.splitlines()
+    ]
+    assert [line[0] for line in lines if line[-1] == "8.000"] == [
+        "whole text",
+        "the 20% most surprising",
+        "1 after",
+        "2 after",
+    ]
+
+
+def test_surprise_of_models_of_two_alphabets(call: Call, trained: Path, tmp_path: Path) -> None:
+    other = LanguageModel(ModelRecipe(hidden=4), 3)
+    checkpoint.save(tmp_path / "m.safetensors", other, Alphabet.distinct(b"abc"))
+    code, out, err = call("surprise", trained, tmp_path / "m.safetensors")
+    assert (code, out, "have different alphabets" in err) == (3, "", True)
 
 
 def test_records_are_no_text(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,81 +209,10 @@ def test_evaluate_another_text(call: Call, trained: Path, tmp_path: Path) -> Non
     assert json.loads(bf16)["bits_per_char"] == pytest.approx(found["bits_per_char"], rel=0.02)
 
 
-def test_sample(call: Call, trained: Path) -> None:
-    code, out, err = call("sample", trained, "--prompt", "abda", "--length", 30, "--seed", 3)
-    assert code == 0
-    assert err == ""
-    assert out.startswith("abda")
-    assert out == call("sample", trained, "-p", "abda", "-n", 30, "--seed", 3).out
-    found = json.loads(call("sample", trained, "-n", 9, "--streams", 2, "--json").out)
-    assert len(found["texts"]) == 2
-    told = call("sample", trained, "-n", 5, "--streams", 2, "-p", "x", "--temperature", 0).out
-    assert told.count("--- ") == 2
-    for more in (("--json",), ("--streams", 2)):
-        code, _, err = call("sample", trained, "--raw", *more)
-        assert (code, "need one stream, and no JSON" in err) == (2, True)
-    for streams in (1, 2):  # a prompt that is no UTF-8, as the system passes it on
-        assert "ab\ufffd" in call("sample", trained, "-n", 5, "-p", "ab\udcff", "--streams", streams).out
-
-
-def test_sample_by_a_beam(call: Call, trained: Path) -> None:
-    greedy = call("sample", trained, "-p", "ab", "-n", 12, "--temperature", 0).out
-    code, out, err = call("sample", trained, "-p", "ab", "-n", 12, "--beam", 1)
-    assert (code, out) == (0, greedy)
-    assert err.endswith(" nats\n")
-    found = json.loads(
-        call("sample", trained, "-p", "ab", "-n", 12, "--beam", 8, "--streams", 3, "--json").out
-    )
-    assert len(found["texts"]) == len(set(found["texts"])) == 3
-    assert found["nats"] == sorted(found["nats"])
-    told = call("sample", trained, "-p", "ab", "-n", 12, "--beam", 8, "--streams", 3).out
-    assert told.startswith(f"--- {found['nats'][0]:.4f} nats ---\nab{found['texts'][0]}\n--- ")
-    raw = call("sample", trained, "-p", "ab", "-n", 12, "--beam", 8, "--raw").out
-    assert raw == found["texts"][0]
-    assert (
-        call("sample", trained, "-p", "ab", "-n", 12, "--beam", 8, "--stop", raw[:2]).out == f"ab{raw[:2]}\n"
-    )
-    for more in (("--temperature", 0.5), ("--top-k", 2), ("--top-p", 0.5), ("--seed", 2)):
-        code, _, err = call("sample", trained, "--beam", 2, *more)
-        assert (code, "leave temperature, top-k, top-p and seed out" in err) == (2, True)
-    code, _, err = call("sample", trained, "--beam", 2, "--streams", 3)
-    assert (code, "3 texts need a beam as wide" in err) == (2, True)
-
-
-@pytest.mark.parametrize(("end", "code"), [(KeyboardInterrupt(), "130"), (SystemExit(143), "143")])
-def test_streams_that_are_interrupted_are_not_lost(
-    end: BaseException,
-    code: str,
-    trained: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def broken_off(*_: object) -> Iterator[list[bytes]]:
-        yield [b"one", b"other"]
-        raise end
-
-    monkeypatch.setattr("mulstm.sample.sample", broken_off)
-    for more in ([], ["--json"]):
-        with pytest.raises(SystemExit, match=code):
-            cli.run(["sample", str(trained), "--streams", "2", "-p", "ab", *more])
-        out = capsys.readouterr().out
-        if more:
-            assert json.loads(out)["texts"] == ["one", "other"]
-        else:
-            assert out == "--- 1 ---\nabone\n--- 2 ---\nabother\n"
-
-
-def test_sample_in_a_precision(call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    monkeypatch.setattr("mulstm.nn.packed.sampler", lambda model, *_, **__: found.append(model.precision))
-    assert call("sample", trained, "-n", 5).code == 0
-    assert call("sample", trained, "-n", 5, "--precision", "bf16").code == 0
-    assert found == ["fp32", "bf16"]
-
-
 def test_recipes(call: Call, tmp_path: Path) -> None:
     out = call("recipes").out
     assert all(name in out for name in recipe.names())
+    assert re.search(r"^hutter/mlstm +1\.4 +faithful ", out, re.MULTILINE)
     assert {row["name"] for row in json.loads(call("recipes", "ls", "--json").out)} == set(recipe.names())
     shown = call("recipes", "show", "quickstart", "--set", "train.lanes=7").out
     assert "lanes = 7\n" in shown  # no longer what the file's note is about
@@ -243,12 +240,23 @@ def test_info_tells_the_size_of_the_cache(
     assert found == {"folder": str(tmp_path / "mulstm"), "megabytes": 1.2}
 
 
+def test_info_where_there_is_no_home(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    found = json.loads(call("info", "--json").out)["cache"]
+    assert found == {"folder": "There is no home folder for the cache. Set XDG_CACHE_HOME to a folder."}
+
+
 def test_info(call: Call, trained: Path) -> None:
     found = json.loads(call("info", "--json").out)
     assert found["backends"]["cpu fp32"]["fused"] == "yes"
     assert "CUDA" in found["backends"]["cpu fp32"]["triton"]
     assert "torch" in found["versions"]
     assert found["fused on a CPU"]["pointwise"] == "kernels of its own"
+    assert found["fused on a CPU"].keys() == {"pointwise", "products fp32", "products bf16"}
     assert "reference: yes" in call("info").out
     about = json.loads(call("info", trained, "--json").out)
     assert about["alphabet"] == 256
@@ -287,8 +295,11 @@ def test_report(call: Call, tmp_path: Path) -> None:
     code, out, err = call("report", "--check", *where)
     assert (code, len(out.splitlines())) == (4, 6)
     assert f'Older than the records: 6 files. Run "mulstm report --results {results}".' in err
-    assert "tables.md" in call("report", *where).out
+    assert str(results / "tables.md") in json.loads(call("report", "--check", "--json", *where).out)["stale"]
+    code, out, err = call("report", *where)
+    assert (code, "tables.md" in out, err) == (0, True, "")
     assert call("report", "--check", *where) == (0, "", "")
+    assert json.loads(call("report", "--json", *where).out) == {"written": []}
     (tmp_path / "empty").mkdir()
     for more in ((), ("--check",)):
         code, out, err = call("report", "--results", tmp_path / "empty", *more)

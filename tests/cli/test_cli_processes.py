@@ -20,6 +20,7 @@ from process import Answer, ended, environment, start
 from safetensors.torch import load_file
 
 from made import TINY, settings, text_recipe
+from made_records import add
 from mulstm import checkpoint, report, runs, train
 from mulstm.__main__ import interrupted
 from mulstm.sample import Sampling, sample
@@ -350,7 +351,7 @@ def test_an_error_of_the_first_process_alone_ends_all(text_file: Path, tmp_path:
 
 
 def test_files_are_read_as_utf8_in_any_locale(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
+    add(tmp_path / "results", "hutter/mlstm", 1.4)
     (tmp_path / "README.md").write_text(f"# A dash: –\n\n{report.BEGIN}\n{report.END}\n", encoding="utf-8")
     env = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     answer = ended(start("report", "--check", cwd=tmp_path, env=env))

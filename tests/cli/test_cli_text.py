@@ -46,6 +46,14 @@ def test_another_text_of_the_same_name_is_none(
     assert (code, "Leave --dynamic out" in err) == (3, True)
 
 
+def test_its_own_text_is_gone(call: Call, run: Path) -> None:
+    Path("my.txt").unlink()
+    code, out, err = call("evaluate", run, "-q")
+    assert (code, out) == (3, "")
+    assert err.startswith("error: The model's own text cannot be had: ")
+    assert "my.txt" in err
+
+
 def test_its_own_text_by_another_path(call: Call, run: Path) -> None:
     plain = call("evaluate", run, "my.txt", "-q").out
     assert "(test)" in plain

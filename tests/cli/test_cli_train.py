@@ -14,6 +14,7 @@ from process import Call
 from made import settings
 from mulstm import checkpoint, recipe
 from mulstm.cli import quickstart
+from mulstm.cli.train import summary
 from mulstm.codec.bench import STANDARD
 from mulstm.train import RunInterruptedError
 
@@ -54,6 +55,13 @@ def test_train_for_some_time_only(call: Call, text_file: Path, tmp_path: Path) -
     assert f"to go on: mulstm train --resume {tmp_path}" in told
 
 
+def test_why_a_run_stopped_is_told(trained: Path) -> None:
+    record = json.loads((trained / "metrics.json").read_text())
+    assert not any("stopped" in line for line in summary(record))
+    assert summary(record | {"stopped": "nothing better came"})[-1] == "stopped early: nothing better came"
+    assert summary(record | {"complete": False, "reason": "another rate"})[-1] == "another rate"
+
+
 def test_train_a_folder_and_a_recipe_file(call: Call, text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     for name in "ab":
@@ -87,6 +95,12 @@ def test_resume_with_the_file_of_the_recipe(call: Call, text_file: Path, tmp_pat
     code, again, err = call("train", mine, "--resume", first["folder"], "--json")
     assert code == 0, err
     assert json.loads(again)["test_bits_per_char"] == first["test_bits_per_char"]
+
+
+def test_a_first_run_is_not_told_of_others(call: Call, text_file: Path, tmp_path: Path) -> None:
+    given = ("train", text_file, "--resume", "auto", "--runs-dir", tmp_path / "runs", *settings())
+    assert "to go on with" not in call(*given).err
+    assert "No run of this very recipe to go on with (" in call(*given, "--set", "train.seed=2").err
 
 
 def test_resume_by_folder_alone(call: Call, text_file: Path, tmp_path: Path) -> None:
@@ -138,12 +152,18 @@ def test_the_recipe_for_going_on_wants_a_model(call: Call) -> None:
 def test_an_interrupted_quickstart_goes_on_by_its_own_command(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object, **__: object) -> None:
+    given: dict[str, object] = {}
+
+    def stopped(*_: object, **more: object) -> None:
+        given.update(more)
         raise RunInterruptedError("Interrupted at update 5", "Go on with something else.", 2)
 
     monkeypatch.setattr("mulstm.train.train", stopped)
-    code, _, err = call("quickstart")
+    code, _, err = call("quickstart", "--device", "cpu", "--runs-dir", "there")
     assert (code, err) == (130, "error: Interrupted at update 5. Go on with the same command and --resume.\n")
+    assert given == {"runs_dir": Path("there"), "device": "cpu", "resume_from": None}
+    call("quickstart", "--resume")
+    assert given["resume_from"] == "auto"
 
 
 def test_the_program_is_named_as_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

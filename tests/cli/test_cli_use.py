@@ -83,6 +83,16 @@ def test_import_asks_for_the_head_map_and_compares(call: Call, tmp_path: Path) -
     assert (code, "no use for --vocabulary" in err) == (3, True)
 
 
+def test_proteins_that_do_not_tell_the_head_maps_apart(call: Call, tmp_path: Path) -> None:
+    arrays = unirep().arrays
+    npz.write_npz(tmp_path / "w.npz", arrays | {key: 0 * arrays[key] for key in ("dense.w", "dense.b")})
+    (tmp_path / "p.fasta").write_text(PROTEINS)
+    out = tmp_path / "m.safetensors"
+    code, _, err = call("import", "unirep", tmp_path / "w.npz", out, "--compare", tmp_path / "p.fasta")
+    assert (code, out.exists()) == (3, False)
+    assert "p.fasta equally well (4.644 and 4.644 bits). Give more" in err
+
+
 def test_published_weights_need_no_comparing(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,11 @@ def test_json_is_strict() -> None:
         console.result_json({"bits": float("nan")})
 
 
+def test_json_keeps_letters_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    console.result_json({"id": "caf\u00e9"}, indent=None)
+    assert capsys.readouterr().out == '{"id": "caf\u00e9"}\n'
+
+
 def test_plain_lines_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     train(Progress(1000, label="text"))
     out, err = capsys.readouterr()

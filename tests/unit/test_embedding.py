@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from mulstm.checkpoint import Checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.embedding import Wanted, embed, embed_file, files
 from mulstm.embedding.store import Rows, Store
-from mulstm.errors import DataError
+from mulstm.errors import DataError, ExtraError
 from mulstm.interop import openai, unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.packing import _blocks
@@ -376,3 +377,9 @@ def test_a_folder_in_the_place_of_the_output_is_told_at_once(tmp_path: Path) -> 
     (tmp_path / "d.npz").mkdir()
     with pytest.raises(DataError, match=r"d\.npz is a folder"):
         files.check(tmp_path / "d.npz")
+
+
+def test_what_parquet_needs_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ExtraError, match=r"needs pyarrow, which is not installed.*, or write \.npz"):
+        files.check(tmp_path / "v.parquet")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from mulstm.heat import LEVELS, Part, Scale, characters, page, visible
+from mulstm.heat import LEVELS, Part, Scale, characters, colours, page, visible
 from mulstm.scoring import Score
 from mulstm.scoring.page import surprise
 
@@ -127,6 +128,23 @@ def test_scales() -> None:
     html = "".join(page("t", "l", [Part("a", "n", b"xy", np.array([-1.0, 0.5]))], two))
     assert 'title="-1.00 h"' in html
     assert 'title="+0.50 h"' in html
+
+
+def test_what_is_plain_has_the_colour_of_the_page() -> None:
+    """At the low end of one scale, in the middle of the other."""
+
+    def strength(scale: Scale) -> list[int]:
+        light = colours(scale).partition("@media")[0]
+        return [3 * 255 - sum(map(int, rgb)) for rgb in re.findall(r"rgb\((\d+) (\d+) (\d+)\)", light)]
+
+    one, two = strength(Scale("bits", 0, 1)), strength(Scale("h", -1, 1, diverging=True))
+    assert len(one) == len(two) == LEVELS
+    assert one[0] == 0
+    assert one == sorted(one)
+    half = LEVELS // 2
+    assert two[half:] == sorted(two[half:])
+    assert two[:half] == sorted(two[:half], reverse=True)
+    assert two[-1] == one[-1]
 
 
 def test_scores_without_losses_are_a_fault_of_the_caller() -> None:

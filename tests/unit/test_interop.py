@@ -289,6 +289,26 @@ def test_what_a_vocabulary_must_say(tmp_path: Path) -> None:
     assert interop.export_model("torchrecurrent", bytes_, tmp_path / "b.pt") == ""
 
 
+@pytest.mark.parametrize("name", ["chainer", "torchrecurrent"])
+def test_a_vocabulary_is_the_bytes_of_a_text(name: str, tmp_path: Path) -> None:
+    file, text = tmp_path / "w.npz", tmp_path / "t.txt"
+    letters = Alphabet.distinct(b"\n abc")
+    interop.export_model(name, own(letters, tmp_path / "m.safetensors"), file)
+    text.write_bytes(b"cab\na cab ")
+    assert interop.read(name, file, vocabulary=text).alphabet == letters
+    text.write_bytes(b"cab")
+    with pytest.raises(interop.CheckpointError, match="has 5 symbols"):
+        interop.read(name, file, vocabulary=text)
+    with pytest.raises(interop.CheckpointError, match=r"nowhere is not a file\. Give the text"):
+        interop.read(name, file, vocabulary=tmp_path / "nowhere")
+
+
+def test_openai_files_are_found_in_their_repository(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    openai.write(openai.from_arrays(foreign.openai().arrays, "w"), tmp_path / "model")
+    assert openai.read(tmp_path).source["file"] == "model"
+
+
 def test_any_byte_model_can_leave_as_openai_files() -> None:
     """One-hot input becomes an identity embedding, plain matrices get their row lengths as gains."""
     torch.manual_seed(0)
@@ -298,6 +318,13 @@ def test_any_byte_model_can_leave_as_openai_files() -> None:
     x = torch.randint(256, (2, 9))
     ours, theirs = model(x)[0], interop.to_model(weights)(x)[0]
     assert rms(theirs.detach().numpy(), ours.detach().numpy()) < 1e-5
+
+
+def test_a_head_without_a_bias_leaves_with_zeros() -> None:
+    model = LanguageModel(ModelRecipe(hidden=5, embedding=4, weight_norm=True, output_bias=False), 256)
+    weights = interop.to_weights(checkpoint.Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {}))
+    bias = chainer.to_arrays(weights)["l2/b"]
+    assert (bias.shape, bias.dtype, bias.any()) == ((256,), np.float32, np.False_)
 
 
 def test_rows_of_zeros_leave_and_come_back() -> None:

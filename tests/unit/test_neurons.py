@@ -175,6 +175,20 @@ def test_units_that_know_a_label_are_found() -> None:
         probe.find(byte_model(cell="rnn"), records, of="c_final")
 
 
+def test_of_several_labels_each_unit_tells_its_own() -> None:
+    pytest.importorskip("sklearn")
+    rng, kinds = np.random.default_rng(0), {"early": b"abc", "late": b"xyz", "middle": b"lmn"}
+    records = [
+        Record(str(k), bytes(rng.choice(list(letters), 12).astype(np.uint8)), label)
+        for k in range(20)
+        for label, letters in kinds.items()
+    ]
+    found = probe.find(byte_model(hidden=12), records, top=100)
+    assert found.accuracy == 1
+    assert {unit.label for unit in found.units} == set(kinds)
+    assert found.units_used == len({unit.unit for unit in found.units})
+
+
 def test_a_text_is_never_both_learnt_and_held_out() -> None:
     pytest.importorskip("sklearn")
     loaded, rng = byte_model(hidden=64), np.random.default_rng(0)

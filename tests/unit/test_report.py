@@ -5,13 +5,14 @@ import json
 import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 from made_records import add, cells, markdown
 from mulstm import recipe, report, runs
 from mulstm.errors import RunError
 from mulstm.recipe import names
-from mulstm.report import canvas, figures, paper, records, tables
+from mulstm.report import canvas, curve, figures, paper, records, tables
 
 
 def test_no_records_at_all(results: Path) -> None:
@@ -20,6 +21,8 @@ def test_no_records_at_all(results: Path) -> None:
         assert f"## {table.title}: {table.unit}" in page
     assert "Runs that are not counted" not in page
     assert "not run yet" in tables.readme([])
+    assert "Graves 2013" in page
+    assert "Graves 2013" not in tables.readme([])
 
 
 def test_a_row_of_the_paper(results: Path) -> None:
@@ -94,6 +97,13 @@ def test_what_the_fast_recipe_trains_is_named_where_it_is_another_model(results:
     ]
     for line in paper.PTB.lines:
         assert line.fast == recipe.load(f"ptb/{line.row}-fast").title
+
+
+def test_figures_do_not_follow_the_users_own_settings() -> None:
+    with matplotlib.rc_context({"xtick.major.size": 9.0}):
+        with canvas.canvas((2.0, 2.0)):
+            assert matplotlib.rcParams["xtick.major.size"] < 9
+        assert matplotlib.rcParams["xtick.major.size"] == 9
 
 
 def test_names_of_close_levels_are_apart(results: Path) -> None:
@@ -173,7 +183,8 @@ def test_a_figure_of_curves_says_how_to_read_it(results: Path) -> None:
     drawn = {"learning-curves-hutter", "learning-curves-text8"}
     page = tables.markdown(records.read(results), None, drawn)
     assert page.count("Dotted lines are the paper's test figures") == len(drawn)
-    assert page.count("to cross a line is not to reach it") == 1
+    head, *notes = page.split("to cross a line is not to reach it")
+    assert (len(notes), "learning-curves-text8" in head) == (1, True)
 
 
 def test_the_size_figure_takes_the_largest_from_the_table(results: Path) -> None:
@@ -336,6 +347,21 @@ def test_the_learning_curve_of_a_run(finished: Path) -> None:
     (finished / "log.jsonl").unlink()
     with pytest.raises(RunError, match="no log to draw"):
         report.learning_curve(finished)
+
+
+def test_a_learning_curve_shows_both_parts_and_every_level() -> None:
+    marks = {"gzip -9": 2.6, curve.OWN: 1.7}
+    data = {"title": "A run", "train": [(0.5, 2.0), (1.0, 1.8)], "valid": [(1.0, 1.9)], "marks": marks}
+    with canvas.canvas((7.0, 4.0)) as picture:
+        curve._paint_run(picture, data)
+        (axes,) = picture.axes
+    assert sorted(list(line.get_ydata()) for line in axes.lines) == [
+        [1.7, 1.7],
+        [1.9],
+        [2.0, 1.8],
+        [2.6, 2.6],
+    ]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training text", "validation text"]
 
 
 def test_a_page_beside_that_is_no_text(results: Path) -> None:

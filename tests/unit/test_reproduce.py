@@ -165,11 +165,13 @@ def test_a_run_that_diverges_keeps_no_other_from_being_made(
     ]
 
 
-def test_time_and_precision_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_time_precision_and_places_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[tuple[str, float]] = []
+    places = {"runs_dir": tmp_path / "r", "data_dir": tmp_path / "d", "device": "cpu"}
 
     def train(recipe: Recipe, *, minutes: float, **more: Any) -> None:
         seen.append((recipe.train.precision, minutes))
+        assert more == places | {"resume_from": "auto"}
         raise RunError("enough")
 
     monkeypatch.setattr(reproduce, "train", train)
@@ -177,7 +179,7 @@ def test_time_and_precision_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_p
     for precision in ("", "bf16"):
         with pytest.raises(RunError, match="enough"):
             reproduce.reproduce(
-                [recipes.load("ptb/mlstm")], precision=precision, minutes=3.0, note=lambda _: None
+                [recipes.load("ptb/mlstm")], precision=precision, minutes=3.0, note=lambda _: None, **places
             )
     assert seen == [("fp32", 3.0), ("bf16", 3.0)]
 

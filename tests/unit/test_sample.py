@@ -75,6 +75,13 @@ def test_a_start_symbol_stands_before_the_first_text_only(model: LanguageModel) 
     assert halves == whole
 
 
+def test_a_start_symbol_is_read(model: LanguageModel) -> None:
+    alphabet, how = Alphabet(b"\nabcdefg", specials=("start",)), Sampling(length=30)
+    predictor = Predictor(model, alphabet)
+    predictor.feed(np.array([alphabet.special("start")]))
+    assert list(go_on(predictor, b"ab", how)) == list(sample(model, alphabet, b"ab", how))
+
+
 def test_a_prompt_changes_what_follows(model: LanguageModel) -> None:
     assert texts(model, b"a", length=30, temperature=0) != texts(model, b"fgfgfg", length=30, temperature=0)
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from made_runs import at_update
 from mulstm import evaluate, parallel, report, search, train
 from mulstm.errors import DataError, RecipeError, RunError
 from mulstm.recipe import Recipe
@@ -49,7 +50,10 @@ def test_trials_are_compared_kept_and_not_run_again(
     assert trials.read(out) == found
     assert [line["set"] for line in found] == [["optimiser.rate=1e-6"], ["optimiser.rate=1e-2"]]
     assert all(line["updates"] == 6 and line["stopped"] == "" for line in found)
-    assert found[0]["curve"][-1]["valid_bits_per_char"] == found[0]["valid_bits_per_char"]
+    for key in ("valid_bits_per_char", "train_bits_per_char"):
+        assert found[0]["curve"][-1][key] == found[0][key]
+    assert found[0]["symbols_per_second"] > 0
+    assert found[0]["epochs"] == pytest.approx(6 * 4 * 10 / 5_400, rel=0.02)
 
     told: list[str] = []
     monkeypatch.setattr(search, "run_updates", lambda job: pytest.fail("it was run again"))
@@ -289,3 +293,17 @@ def test_a_trial_of_another_recipe_is_not_taken_for_this_one(tiny: Tiny, tmp_pat
         (found,) = search.search([search.Trial((), recipe)], out=out, device="cpu")
         assert found["recipe"] == recipe.name
     assert len(trials.read(out)) == 2
+
+
+def test_a_text_that_changed_meanwhile_has_no_line(
+    tiny: Tiny, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rewrite() -> None:
+        with text_file.open("r+b") as file:
+            file.write(b"Q" * 60)
+
+    monkeypatch.setattr("mulstm.data.corpus.IN_MEMORY", 9)
+    at_update(monkeypatch, 3, rewrite)
+    with pytest.raises(RunError, match=r"The text changed during trial 1 of 1: .* Put it back as it was"):
+        search.search([trial(tiny)], out=tmp_path / "s.jsonl")
+    assert trials.read(tmp_path / "s.jsonl") == []

@@ -68,8 +68,7 @@ def recipe_for(
 
 
 def _sizes(data: DataRecipe, data_dir: Path | None) -> Sizes:
-    if data.corpus not in KNOWN:
-        _require_no_runs(Path(data.corpus))
+    _require_no_runs(Path(data.corpus))
     corpus = record_corpus.load(data, data_dir)
     part = corpus.split("train")
     records = part.chosen.size if isinstance(part, RecordSplit) else None

@@ -81,7 +81,7 @@ def command(
     distinct = list({files.json_line(line["settings"]): line for line in found}.values())
     console.table(lines.HEADERS, lines.rows(distinct))
     console.result(f"trials: {out}")
-    if not quiet and (fewest := min((line["updates"] for line in distinct), default=FEW)) < FEW:
+    if not quiet and (fewest := min(line["updates"] for line in distinct)) < FEW:
         console.note(
             f"warning: trials of {fewest} updates say little; give them more by --set train.epochs=..."
         )
