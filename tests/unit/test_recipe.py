@@ -195,13 +195,13 @@ def test_missing_recipes_name_the_nearest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["name", "title"])
 def test_names_that_would_command_a_terminal(key: str) -> None:
-    for text in ("\x1b]0;PWN\x07x", "a\nb", "\x7f", "\x9b2J"):
+    for text in ("\x1b]0;PWN\x07x", "a\nb", "a\0b", "\x7f", "\x9b2J"):
         with pytest.raises(RecipeError, match=f"{key} = .* must be free of control characters"):
             recipe.from_dict({key: text})
     assert getattr(recipe.from_dict({key: "caf\u00e9\u00a0[2J"}), key) == "caf\u00e9\u00a0[2J"
 
 
-@pytest.mark.parametrize("name", ["/etc", "..", "../x", "a/../../x", "a/.", "a\0b"])
+@pytest.mark.parametrize("name", ["/etc", "..", "../x", "a/../../x", "a/."])
 def test_names_that_would_leave_the_runs_folder(name: str) -> None:
     with pytest.raises(RecipeError, match="must be a name that can name a folder"):
         recipe.check(Recipe(name=name))

@@ -87,7 +87,7 @@ def _paint_curves(picture: Any, data: Any) -> None:
     drawn = {line["row"] for line in data["lines"]}
     levels = {row: level for row, level in data["paper"].items() if row in drawn}
     lowest = min([lowest, *levels.values()])
-    first = [line["points"][len(line["points"]) // 20][1] for line in data["lines"]]
+    first = [line["points"][max(0, len(line["points"]) // 20)][1] for line in data["lines"]]
     highest = min(max(first), lowest + 0.8)
     axes.set_ylim(lowest - 0.03, highest + 0.03)
     every = [point for line in data["lines"] for point in line["points"]]
