@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import MulstmError
+from mulstm.errors import CheckpointError, MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor, impossible
 from mulstm.sample import begin, require_numbers
@@ -39,10 +39,13 @@ def beam(
     for name, value, least in (("width", width, 1), ("length", length, 0)):
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
             raise MulstmError(f"The {name} is {value!r}. Give a whole number of at least {least}.")
+    if not isinstance(stop, bytes):
+        raise MulstmError(f"The stop {stop!r} is no bytes. Give it encoded.")
     predictor = Predictor(model, alphabet)
     begin(predictor, prompt)
-    first, last = alphabet.special("start"), alphabet.special("stop")
-    never = [*impossible(model), *([] if first is None else [first])]
+    last = alphabet.special("stop")
+    silent = range(len(alphabet.symbols), alphabet.size)  # specials: only the stop says something
+    never = [*impossible(model), *(symbol for symbol in silent if symbol != last)]
     scores = torch.zeros(1, dtype=torch.float64)
     texts = [b""]
     ended = torch.zeros(1, dtype=torch.bool)
@@ -53,7 +56,10 @@ def beam(
         steps[ended] = -math.inf
         steps[ended, 0] = 0.0
         sums = (scores.unsqueeze(1) + steps).flatten()
-        scores, places = sums.topk(min(width, int(sums.isfinite().sum())))
+        places = sums.argsort(descending=True, stable=True)[: min(width, int(sums.isfinite().sum()))]
+        if not len(places):
+            raise CheckpointError("The model's output layer has no class for any symbol. Take another model.")
+        scores = sums[places]
         parents, symbols = places // alphabet.size, places % alphabet.size
         before = ended[parents]
         texts = [
@@ -66,4 +72,4 @@ def beam(
             break
         predictor.follow(parents)
         predictor.feed(symbols)
-    return [Found(text, -score) for text, score in zip(texts, scores.tolist(), strict=True)]
+    return [Found(text, 0.0 - score) for text, score in zip(texts, scores.tolist(), strict=True)]

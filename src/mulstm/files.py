@@ -70,11 +70,11 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
+def replacing(path: Path, like: os.stat_result | None = None) -> Iterator[Path]:
     """An empty file beside `path` to write to; it takes the place of `path` when the block ends well.
 
-    A link stays, and what it points to is replaced. Who may read a file stays, too; a new one has `mode`.
-    That a program runs with its owner's rights does not stay: the owner may be another now.
+    A link stays, and what it points to is replaced. Who may read a file stays, too; a new one may be read by
+    those who may read what it is `like`.
     """
     given, path = path, Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary: Path | None = None
@@ -82,15 +82,14 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
         # Devices and pipes can be replaced like files, and nobody means that.
         if path.exists() and not path.is_file():
             raise OSError(None, "it is no plain file")
-        if path.exists():
-            mode = path.stat().st_mode
+        like = path.stat() if path.exists() else like
         # From its first moment on: who has opened it may read all that is written later.
-        temporary = _beside(path, 0o666 if mode is None else 0o600)
-        mode = (temporary.stat().st_mode if mode is None else mode) & 0o777
+        temporary = _beside(path, 0o666 if like is None else 0o600)
+        like = temporary.stat() if like is None else like
         yield temporary
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
-        temporary.chmod(mode)  # some writers put a file of their own in its place
+        _show(temporary, like)  # some writers put a file of their own in its place
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
@@ -99,6 +98,20 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _show(path: Path, like: os.stat_result) -> None:
+    """Lets those read and write it who may the other; no group where its own cannot be had.
+
+    That a program runs with its owner's rights is left out: the owner may be another now.
+    """
+    mode = like.st_mode & 0o777
+    if path.stat().st_gid != like.st_gid:
+        try:
+            os.chown(path, -1, like.st_gid)
+        except OSError:
+            mode &= ~0o070
+    path.chmod(mode)
 
 
 def _beside(path: Path, mode: int) -> Path:

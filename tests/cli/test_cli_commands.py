@@ -294,7 +294,7 @@ def test_report(call: Call, tmp_path: Path) -> None:
     where = ("--results", results, "--readme", page)
     code, out, err = call("report", "--check", *where)
     assert (code, len(out.splitlines())) == (4, 6)
-    assert f'Older than the records: 6 files. Run "mulstm report --results {results}".' in err
+    assert f'Older than the records: 6 files. Run "mulstm report --results {results} --readme {page}".' in err
     assert str(results / "tables.md") in json.loads(call("report", "--check", "--json", *where).out)["stale"]
     code, out, err = call("report", *where)
     assert (code, "tables.md" in out, err) == (0, True, "")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,9 @@ def test_a_beam_of_one_takes_the_likeliest_symbol() -> None:
     model = made()
     rows = sample(model, ALPHABET, b"ab", Sampling(length=30, temperature=0))
     assert beam(model, ALPHABET, b"ab", width=1, length=30)[0].text == b"".join(row[0] for row in rows)
+    with torch.no_grad():
+        model.W_out.zero_()  # of several, the first
+    assert beam(model, ALPHABET, b"ab", width=1, length=5)[0].text == b"\n" * 5
 
 
 def test_a_text_ends_with_its_stop() -> None:
@@ -79,6 +83,13 @@ def test_a_protein_ends_with_its_stop_symbol() -> None:
     assert len(found) == 1 + 3 + 9  # nothing begins twice
 
 
+def test_what_no_byte_stands_for_is_not_found() -> None:
+    found = beam(made(N=4), Alphabet(b"abc", specials=("pad",)), b"a", width=99, length=2)
+    assert sorted(one.text for one in found) == [
+        a + b for a in (b"a", b"b", b"c") for b in (b"a", b"b", b"c")
+    ]
+
+
 def test_it_ends_where_all_texts_have(monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
     monkeypatch.setattr(
@@ -98,15 +109,22 @@ def test_a_symbol_without_a_class_is_not_found() -> None:
     found = beam(model, ALPHABET, b"ab", width=64, length=2)
     assert len(found) == 9
     assert not any(b"a" in one.text for one in found)
+    with torch.no_grad():
+        model.b_out.fill_(-2e4)
+    with pytest.raises(CheckpointError, match="no class for any symbol"):
+        beam(model, ALPHABET, b"ab")
 
 
 def test_no_length_is_no_text() -> None:
-    assert [(one.text, one.nats) for one in beam(made(), ALPHABET, b"ab", length=0)] == [(b"", 0.0)]
+    (found,) = beam(made(), ALPHABET, b"ab", length=0)
+    assert (found.text, str(found.nats)) == (b"", "0.0")
 
 
-@pytest.mark.parametrize("how", [{"width": 0}, {"width": True}, {"width": 2.5}, {"length": -1}])
-def test_impossible_values(how: dict[str, int]) -> None:
-    with pytest.raises(MulstmError, match=f"The {next(iter(how))} is"):
+@pytest.mark.parametrize(
+    "how", [{"width": 0}, {"width": True}, {"width": 2.5}, {"length": -1}, {"stop": "b"}]
+)
+def test_impossible_values(how: dict[str, Any]) -> None:
+    with pytest.raises(MulstmError, match=f"The {next(iter(how))} "):
         beam(made(), ALPHABET, **how)
 
 

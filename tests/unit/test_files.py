@@ -57,10 +57,11 @@ def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
         assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", mode)
     with files.replacing(path) as temporary:
         assert temporary.stat().st_mode & 0o777 == 0o600  # also for a user who is not root
-    with files.replacing(path, 0o666):
+    (tmp_path / "like").touch(0o644)
+    with files.replacing(path, (tmp_path / "like").stat()):
         pass
     assert path.stat().st_mode & 0o777 == 0o400
-    with files.replacing(tmp_path / "shared", 0o644):
+    with files.replacing(tmp_path / "shared", (tmp_path / "like").stat()):
         pass
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o644
     mask = os.umask(0o027)
@@ -83,21 +84,44 @@ def test_a_private_file_is_private_from_its_first_moment(
 
     (tmp_path / "old").touch(0o600)
     monkeypatch.setattr("os.open", seen)
-    for name, mode in (("new", 0o640), ("old", None)):
-        with files.replacing(tmp_path / name, mode):
+    for name, like in (("new", (tmp_path / "old").stat()), ("old", None)):
+        with files.replacing(tmp_path / name, like):
             assert made[-1] == 0o600
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+    with files.replacing(tmp_path / "public"):
+        assert made[-1] != 0o600
 
 
 def test_the_rights_of_an_owner_are_not_given_to_another(tmp_path: Path) -> None:
     path = tmp_path / "program"
     path.write_text("old")
-    path.chmod(0o4755)
-    files.write_atomic(path, "new")
-    assert path.stat().st_mode & 0o7777 == 0o755
-    with files.replacing(tmp_path / "copy", 0o6755):
+    path.chmod(0o6755)
+    with files.replacing(tmp_path / "copy", path.stat()):
         pass
-    assert (tmp_path / "copy").stat().st_mode & 0o7777 == 0o755
+    files.write_atomic(path, "new")
+    for made in (path, tmp_path / "copy"):
+        assert made.stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_a_group_keeps_what_it_may_read_and_no_other_gets_it(
+    is_allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, given = tmp_path / "shared", []
+    path.touch()
+    path.chmod(0o640)
+    own = path.stat()
+    theirs = os.stat_result((*own[:5], own.st_gid + 1, *own[6:]))
+
+    def chown(path: Path, user: int, group: int) -> None:
+        given.append((user, group))
+        if not is_allowed:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.chown", chown)
+    with files.replacing(tmp_path / "copy", theirs):
+        pass
+    assert given == [(-1, theirs.st_gid)]
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == (0o640 if is_allowed else 0o600)
 
 
 def test_a_link_in_the_way_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

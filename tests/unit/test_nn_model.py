@@ -205,6 +205,15 @@ def test_a_mask_that_does_not_fit(name: str) -> None:
         model(torch.zeros(2, 3).long(), None, masks)
 
 
+def test_masks_that_do_not_fit_the_layers() -> None:
+    x = torch.zeros(2, 3).long()
+    for layers in (1, 3):
+        with pytest.raises(ValueError, match=rf"Masks of h: {layers}\. Give one a layer, 2, or none"):
+            make(ModelRecipe(hidden=4, layers=2))(x, None, Masks(hidden=(torch.ones(2, 4),) * layers))
+    with pytest.raises(ValueError, match="the input is one-hot"):
+        make(ModelRecipe(hidden=4))(x, None, Masks(embedding=torch.ones(2, 9)))
+
+
 def test_a_state_of_plain_tuples() -> None:
     model, x = make(ModelRecipe(hidden=4, layers=2)), torch.randint(9, (2, 3))
     _, state = model(x)

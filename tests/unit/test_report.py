@@ -373,11 +373,13 @@ def test_a_page_beside_that_is_no_text(results: Path) -> None:
         report.write(results, report.page_beside(results))
 
 
-def test_a_page_shows_the_records_of_results_alone(results: Path) -> None:
+def test_a_page_shows_the_records_of_results_alone(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that a reader makes in a clone, in a folder of their own, do not take the place of ours."""
     page = results.parent / "README.md"
     page.write_text(f"{report.BEGIN}\n{report.END}\n")
     assert report.page_beside(results) == page
+    monkeypatch.chdir(results)
+    assert report.page_beside(Path(".")) == page
     assert report.page_beside(results.rename(results.with_name("mine"))) is None
 
 

@@ -165,5 +165,7 @@ def _sentence(fault: BaseException) -> str | None:
         or type(fault).__name__ == "OutOfMemoryError"
         or any(words in str(fault) for words in NO_MEMORY)
     ):
-        return "Memory ran out. Use a smaller model, or fewer lanes or streams where --help names them."
+        return (
+            "Memory ran out. Use a smaller model, or less of lanes, streams and beam where --help names them."
+        )
     return None

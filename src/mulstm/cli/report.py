@@ -42,6 +42,7 @@ def command(
             console.note("Nothing has changed: tables and figures are those of the records.")
     if check and changed:
         where = "" if results == Path("results") else f" --results {quote(str(results))}"
+        where += "" if readme is None else f" --readme {quote(str(readme))}"
         raise CheckFailedError(
             f'Older than the records: {console.counted(len(changed), "file")}. Run "mulstm report{where}".'
         )

@@ -241,8 +241,8 @@ def _writing(path: Path, source: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    mode = source.stat().st_mode if str(source) != "-" and source.is_file() else None
-    with files.replacing(path, mode) as temporary, temporary.open("wb") as file:
+    like = source.stat() if str(source) != "-" and source.is_file() else None
+    with files.replacing(path, like) as temporary, temporary.open("wb") as file:
         yield file
 
 

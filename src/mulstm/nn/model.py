@@ -224,6 +224,12 @@ class LanguageModel(Keeping):
             raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}. Give symbols, (B, T), T at least 1.")
         B, H = x.shape[0], self.recipe.hidden
         # Kernels would read masks and states of other shapes without a word, or beyond them.
+        if len(masks.hidden) not in (0, self.recipe.layers):
+            raise ValueError(
+                f"Masks of h: {len(masks.hidden)}. Give one a layer, {self.recipe.layers}, or none."
+            )
+        if masks.embedding is not None and self.embedding is None:
+            raise ValueError("There is a mask for the embedding, and the input is one-hot. Give None.")
         for name, mask, width in (
             ("embedding", masks.embedding, self.recipe.embedding),
             *(("hidden", mask, H) for mask in masks.hidden),

@@ -59,12 +59,9 @@ def page_beside(results: Path) -> Path | None:
     Beside a folder of another name, as in a clone that makes records of its own, it shows those of `results`.
     """
     folder = Path(os.path.abspath(results))
-    page = results.parent / "README.md"
-    return (
-        page
-        if folder.name == RESULTS.name and page.is_file() and BEGIN.encode() in page.read_bytes()
-        else None
-    )
+    page = (results if results.name else folder).parent / "README.md"
+    is_ours = folder.name == RESULTS.name and page.is_file() and BEGIN.encode() in page.read_bytes()
+    return page if is_ours else None
 
 
 def _stale(results: Path, readme: Path | None) -> tuple[dict[Path, str], list[Figure]]:
