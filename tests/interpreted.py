@@ -20,7 +20,8 @@ from triton.runtime import interpreter
 from distance import rms
 from mulstm import optim
 from mulstm.nn import packed
-from mulstm.nn.model import LanguageModel, Masks
+from mulstm.nn.masks import Masks
+from mulstm.nn.model import LanguageModel
 from mulstm.ops import faults, reference, triton_layer, triton_loss
 from mulstm.ops import triton_small as small
 from mulstm.ops.reference import State

@@ -11,7 +11,7 @@ from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, MulstmError
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor, impossible
-from mulstm.sample import begin, require_numbers
+from mulstm.sample import Sampling, begin, require_numbers
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ def beam(
     for name, value, least in (("width", width, 1), ("length", length, 0)):
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
             raise MulstmError(f"The {name} is {value!r}. Give a whole number of at least {least}.")
-    if not isinstance(stop, bytes):
-        raise MulstmError(f"The stop {stop!r} is no bytes. Give it encoded.")
+    Sampling(stop=stop).check()
     predictor = Predictor(model, alphabet)
     begin(predictor, prompt)
     last = alphabet.special("stop")

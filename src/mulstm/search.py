@@ -19,7 +19,7 @@ from mulstm import recipe as recipes
 from mulstm.data.corpus import Corpus
 from mulstm.errors import RecipeError, RunError
 from mulstm.job import Job
-from mulstm.recipe import Recipe
+from mulstm.recipe import DataRecipe, Recipe
 from mulstm.report.trials import Result, read
 from mulstm.signals import listening
 from mulstm.train import DivergedError, RunInterruptedError, run_updates, screen
@@ -66,21 +66,19 @@ def search(
     known = read(out)
     _append(out)  # a place that cannot be written is told before any work
     found: list[Result] = []
-    corpus: tuple[Any, Corpus, dict[str, Any]] | None = None
     started, is_begun = time.monotonic(), False
     with parallel.joined(device) as share:
         if share.count > 1:
             raise RunError("A search runs in one process. Start it without torchrun.")
-        texts = {trial.recipe.data: trial.recipe for trial in trials}
-        if len(texts) > 1:  # one without a validation part is told before any work, too
-            for recipe in texts.values():
-                _with_a_valid_part(recipe, share, data_dir)
+        texts: dict[DataRecipe, tuple[Corpus, dict[str, Any]]] = {}
+        for trial in trials:  # one without a validation part is told before any work, too
+            if trial.recipe.data not in texts:
+                text = _with_a_valid_part(trial.recipe, share, data_dir)
+                texts[trial.recipe.data] = text, jobs.corpus_facts(text)
         for n, trial in enumerate(trials, 1):
             what = f"trial {n} of {len(trials)}: {' '.join(trial.changes) or 'as it is'}"
-            if corpus is None or corpus[0] != trial.recipe.data:
-                text = _with_a_valid_part(trial.recipe, share, data_dir)
-                corpus = trial.recipe.data, text, jobs.corpus_facts(text)
-            earlier = next((line for line in known if _is_of(line, trial.recipe, corpus[2])), None)
+            corpus, facts = texts[trial.recipe.data]
+            earlier = next((line for line in known if _is_of(line, trial.recipe, facts)), None)
             if earlier is not None:
                 if note is not None and earlier["set"] != list(trial.changes):
                     note(
@@ -96,7 +94,7 @@ def search(
             if note is not None:
                 note(what)
             is_begun = True
-            result = _run(trial, share, corpus[1], what, is_shown=note is not None)
+            result = _run(trial, share, corpus, what, is_shown=note is not None)
             _append(out, result)
             known.append(result)
             found.append(result)

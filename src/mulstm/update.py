@@ -13,7 +13,8 @@ from torch import Tensor
 from mulstm import optim
 from mulstm.data.pairs import Pairs, pairs_of, room_for
 from mulstm.nn import packed
-from mulstm.nn.model import LanguageModel, Masks
+from mulstm.nn.masks import Masks
+from mulstm.nn.model import LanguageModel
 from mulstm.ops.reference import State
 from mulstm.parallel import Share
 from mulstm.recipe import Recipe

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import oracle
-from mulstm.nn.model import LanguageModel, Masks
+from mulstm.nn.masks import Masks
+from mulstm.nn.model import LanguageModel
 from mulstm.recipe import CELLS, DropoutRecipe, ModelRecipe
 
 

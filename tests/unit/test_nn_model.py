@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 from mulstm.errors import BackendError, RecipeError
 from mulstm.nn import LanguageModel
-from mulstm.nn.model import Masks
+from mulstm.nn.masks import Masks
 from mulstm.recipe import CELLS, DropoutRecipe, ModelRecipe
 from nn_models import BARE, STACKED, make
 

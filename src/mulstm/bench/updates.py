@@ -16,7 +16,8 @@ from mulstm.bench import floor
 from mulstm.bench.floor import Work
 from mulstm.bench.layers import E
 from mulstm.bench.timing import Contender, Ready, Session, rms
-from mulstm.nn.model import LanguageModel, Masks
+from mulstm.nn.masks import Masks
+from mulstm.nn.model import LanguageModel
 from mulstm.ops import blocks
 from mulstm.recipe import DropoutRecipe, InitRecipe, ModelRecipe, OptimiserRecipe, Recipe, TrainRecipe, load
 

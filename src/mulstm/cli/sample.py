@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from mulstm import console
 from mulstm.cli._options import AsJson, Device, Length, Model, Precision, Prompt, Seed
-
-if TYPE_CHECKING:
-    from mulstm.beam import Found
 
 
 def command(
@@ -55,7 +53,7 @@ def command(
     """
     from mulstm import checkpoint, parallel
     from mulstm.beam import beam
-    from mulstm.cli._terminal import sound, write_bytes, write_drawn
+    from mulstm.cli._terminal import write_bytes, write_drawn
     from mulstm.cli._text import opened
     from mulstm.sample import Sampling, sample
 
@@ -75,8 +73,16 @@ def command(
     if width:
         found = beam(
             loaded.model, loaded.alphabet, opened(loaded, prompt), width=width, length=length, stop=end
-        )
-        _tell_found(prompt, found[:streams], as_json, raw)
+        )[:streams]
+        nats = [one.nats for one in found]
+        if raw:
+            write_bytes(iter([[found[0].text]]))
+        elif len(found) == 1 and not as_json:
+            write_drawn(prompt, iter([[found[0].text]]))
+            console.note(f"{nats[0]:.4f} nats")
+        else:
+            heads = [f"{cost:.4f} nats" for cost in nats]
+            _tell(prompt, [one.text for one in found], heads, {"nats": nats} if as_json else None)
         return
     how = Sampling(length, temperature, top_k, top_p, seed, end)
     # A prompt that cannot be read is told of before anything is written.
@@ -88,39 +94,27 @@ def command(
         write_drawn(prompt, pieces)
         return
     drawn = [bytearray() for _ in range(streams)]
-
-    def tell() -> None:
-        texts = [whole.decode("utf-8", errors="replace") for whole in drawn]
-        if as_json:
-            console.result_json({"prompt": prompt, "seed": seed, "temperature": temperature, "texts": texts})
-            return
-        for i, text in enumerate(texts, 1):
-            console.result(f"--- {i} ---\n{sound(prompt)}{text}")
-
+    heads = [str(i) for i in range(1, streams + 1)]
+    facts = {"seed": seed, "temperature": temperature} if as_json else None
     try:
         for row in pieces:
             for whole, more in zip(drawn, row, strict=True):
                 whole += more
     except (KeyboardInterrupt, SystemExit):  # what was drawn until then is not lost
-        tell()
+        _tell(prompt, drawn, heads, facts)
         raise
-    tell()
+    _tell(prompt, drawn, heads, facts)
 
 
-def _tell_found(prompt: str, found: list[Found], as_json: bool, raw: bool) -> None:
-    from mulstm.cli._terminal import sound, write_bytes
+def _tell(
+    prompt: str, drawn: Sequence[bytes | bytearray], heads: Sequence[str], facts: dict[str, Any] | None
+) -> None:
+    """Texts under their heads, or, with facts, one object of JSON."""
+    from mulstm.cli._terminal import sound
 
-    if raw:
-        write_bytes(iter([[found[0].text]]))
+    texts = [whole.decode("utf-8", errors="replace") for whole in drawn]
+    if facts is not None:
+        console.result_json({"prompt": prompt, **facts, "texts": texts})
         return
-    texts = [one.text.decode("utf-8", errors="replace") for one in found]
-    nats = [one.nats for one in found]
-    if as_json:
-        console.result_json({"prompt": prompt, "texts": texts, "nats": nats})
-        return
-    if len(found) == 1:
-        console.result(sound(prompt) + texts[0])
-        console.note(f"{nats[0]:.4f} nats")
-        return
-    for text, cost in zip(texts, nats, strict=True):
-        console.result(f"--- {cost:.4f} nats ---\n{sound(prompt)}{text}")
+    for head, text in zip(heads, texts, strict=True):
+        console.result(f"--- {head} ---\n{sound(prompt)}{text}")

@@ -2,6 +2,7 @@
 
 from mulstm.nn.cell import MultiplicativeLSTM, MultiplicativeLSTMCell
 from mulstm.nn.layer import Layer
-from mulstm.nn.model import LanguageModel, Masks
+from mulstm.nn.masks import Masks
+from mulstm.nn.model import LanguageModel
 
 __all__ = ["LanguageModel", "Layer", "Masks", "MultiplicativeLSTM", "MultiplicativeLSTMCell"]

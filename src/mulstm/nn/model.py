@@ -17,6 +17,7 @@ from mulstm.nn import packed
 from mulstm.nn.initial import initialise
 from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Tables, Weights, look_up, make_anew, project, rows_of, tables, time_first
+from mulstm.nn.masks import Masks, draw_masks, require_masks
 from mulstm.ops import State, modes
 from mulstm.recipe import DropoutRecipe, InitRecipe, ModelRecipe
 
@@ -33,15 +34,6 @@ def _precise(method: F) -> F:
             return method(self, *args, **kwargs)
 
     return cast(F, run)
-
-
-class Masks(NamedTuple):
-    """What variational dropout keeps, already divided by the share kept. None: keep all."""
-
-    embedding: Tensor | None = None  # (B, E)
-    hidden: tuple[Tensor | None, ...] = ()  # (B, H) for each layer; () is none at all
-    output: Tensor | None = None  # (B, H), with skip wiring (B, layers * H)
-    weights: tuple[dict[str, Tensor], ...] = ()  # by layer and matrix; DropConnect
 
 
 class Prepared(NamedTuple):
@@ -223,22 +215,10 @@ class LanguageModel(Keeping):
         if x.dim() != 2 or x.shape[1] == 0 or x.is_floating_point():
             raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}. Give symbols, (B, T), T at least 1.")
         B, H = x.shape[0], self.recipe.hidden
-        # Kernels would read masks and states of other shapes without a word, or beyond them.
-        if len(masks.hidden) not in (0, self.recipe.layers):
-            raise ValueError(
-                f"Masks of h: {len(masks.hidden)}. Give one a layer, {self.recipe.layers}, or none."
-            )
-        if masks.embedding is not None and self.embedding is None:
-            raise ValueError("There is a mask for the embedding, and the input is one-hot. Give None.")
-        for name, mask, width in (
-            ("embedding", masks.embedding, self.recipe.embedding),
-            *(("hidden", mask, H) for mask in masks.hidden),
-            ("output", masks.output, self.W_out.shape[1]),
-        ):
-            if mask is not None and mask.shape != (B, width):
-                raise ValueError(f"The mask {name} is {tuple(mask.shape)}. Give {(B, width)}.")
+        require_masks(masks, self, B)
         if state is None:
             return self.zero_state(B)
+        # Kernels would read a state of other shapes without a word, or beyond it.
         shapes = (B, H), (B, self._cells)
         if [(h.shape, c.shape) for h, c in state] != [shapes] * self.recipe.layers:
             raise ValueError(
@@ -325,39 +305,7 @@ class LanguageModel(Keeping):
     ) -> Masks | None:
         """New masks for B lanes. `dropout` has the recipe's four shares, as numbers or as device tensors
         (then a mask is drawn whatever their value); None where nothing is dropped."""
-        r, device = self.recipe, self.W_out.device
-
-        def draw(p: float | Tensor, *shape: int) -> Tensor | None:
-            if isinstance(p, (int, float)) and not 0 < p < 1:
-                if p == 0:
-                    return None
-                raise RecipeError(f"A share of {p} cannot be dropped. Give a number from 0 to less than 1.")
-            on = generator.device if generator else device
-            u = torch.rand(shape, generator=generator, dtype=torch.float32, device=on)
-            if isinstance(p, Tensor) and packed.serves(self):
-                return packed.mask(u.to(device), p)
-            return (u.to(device) >= p).float() / (1 - p)
-
-        if not r.embedding and not (isinstance(dropout.embedding, (int, float)) and dropout.embedding == 0):
-            raise RecipeError(
-                f"dropout.embedding is {dropout.embedding} and the input is one-hot. "
-                "Set dropout.embedding = 0 or give the model an embedding."
-            )
-        embedding = draw(dropout.embedding, B, r.embedding)
-        hidden = tuple(draw(dropout.hidden, B, r.hidden) for _ in range(r.layers))
-        output = draw(dropout.output, B, self.W_out.shape[1])
-        weights = []
-        for layer in self.stack:
-            names = [n for n in layer.matrices if n in ("W_mh", "W_zm", "W_hh")]
-            drawn = {n: draw(dropout.weights, *getattr(layer, n).shape) for n in names}
-            weights.append({n: m for n, m in drawn.items() if m is not None})
-        masks = Masks(
-            embedding,
-            hidden if any(m is not None for m in hidden) else (),
-            output,
-            tuple(weights) if any(weights) else (),
-        )
-        return None if masks == Masks() else masks
+        return draw_masks(self, B, dropout, generator)
 
     def initialise(self, init: InitRecipe, generator: torch.Generator | None = None) -> None:
         """Draws all parameters anew."""

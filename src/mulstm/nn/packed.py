@@ -15,7 +15,8 @@ from mulstm.ops import State, blocks, faults, modes, objections
 
 if TYPE_CHECKING:
     from mulstm.nn.layer import Layer
-    from mulstm.nn.model import LanguageModel, Masks
+    from mulstm.nn.masks import Masks
+    from mulstm.nn.model import LanguageModel
 
 
 P = ParamSpec("P")

@@ -174,6 +174,9 @@ def _unordered(
             if not math.isfinite(done.nats):
                 raise no_number(f"record {done.id}", model.precision)
             symbols = int((targets.pop(packed.record[lane]) >= 0).sum())
+            after: list[tuple[str, float]] = []
+            if following:
+                (after,) = likeliest(torch.softmax(logits[lane, -1:].double(), dim=-1), names, following)
             yield (
                 packed.record[lane],
                 Score(
@@ -183,9 +186,7 @@ def _unordered(
                     done.nats,
                     convention.name == "protein",
                     np.concatenate(done.losses) if losses else None,
-                    likeliest(torch.softmax(logits[lane, -1:].double(), dim=-1), names, following)[0]
-                    if following
-                    else [],
+                    after,
                 ),
             )
 
