@@ -7,7 +7,6 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from safetensors.torch import save_file
 
 import foreign
 from mulstm import interop
-from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError
 from mulstm.interop import chainer, npz, nvidia, openai, tape, torchfile, torchrecurrent, unirep
 from mulstm.interop.weights import sha256
@@ -174,60 +172,6 @@ def test_an_empty_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "v.txt").touch()
     with pytest.raises(CheckpointError, match=r"v\.txt is empty\. Give the text"):
         interop.read("chainer", tmp_path, vocabulary=str(tmp_path / "v.txt"))
-
-
-def test_what_the_cell_cannot_hold() -> None:
-    arrays = foreign.nvidia().arrays | {"rnns.0.w_ho": np.zeros((2, 2), np.float32)}
-    with pytest.raises(CheckpointError, match="projected output"):
-        nvidia.from_arrays(arrays, "file")
-    arrays = foreign.torchrecurrent().arrays
-    arrays["layer.cells.0.bias_hh"] = arrays["layer.cells.0.bias_hh"] + 1
-    with pytest.raises(CheckpointError, match="biases on the factors of m"):
-        torchrecurrent.from_arrays(arrays, "file")
-    arrays = foreign.chainer().arrays
-    arrays["WmxWN/b"] = arrays["WmxWN/b"] + 1
-    with pytest.raises(CheckpointError, match="WmxWN/b is not zero"):
-        chainer.from_arrays(arrays, "file")
-    bare = {k: v for k, v in foreign.torchrecurrent().arrays.items() if "cells" in k}
-    with pytest.raises(CheckpointError, match="bare layer"):
-        torchrecurrent.from_arrays(bare, "file")
-    with pytest.raises(CheckpointError, match="--vocabulary FILE"):
-        chainer.from_arrays(foreign.chainer(N=50).arrays, "file")
-    with pytest.raises(CheckpointError, match="has 50 symbols, but the text given has 3 distinct bytes"):
-        chainer.from_arrays(foreign.chainer(N=50).arrays, "file", Alphabet.distinct(b"abc"))
-
-
-def test_a_format_that_cannot_hold_the_model() -> None:
-    weights = unirep.from_arrays(foreign.unirep(layers=2).arrays, "unirep", "file")
-    with pytest.raises(CheckpointError, match="2 layers, not 1; its alphabet has 26 symbols, not 256"):
-        openai.write(weights, "nowhere")
-    reviews = nvidia.from_arrays(foreign.nvidia(layers=2).arrays, "file")
-    with pytest.raises(CheckpointError, match="it has skip wiring"):
-        nvidia.write(replace(reviews, recipe=replace(reviews.recipe, skip=True)), "nowhere")
-
-
-def test_a_model_without_an_output_layer_goes_only_where_none_is_needed(tmp_path: Path) -> None:
-    proteins = tape.from_arrays(foreign.tape(head=False).arrays, "unirep", "file")
-    found = {k: v for k, v in foreign.nvidia(N=256, layers=1).arrays.items() if "decoder" not in k}
-    reviews = nvidia.from_arrays(found, "file")
-    for weights, name in [
-        (proteins, "unirep"),
-        *((reviews, n) for n in ("openai", "chainer", "torchrecurrent")),
-    ]:
-        with pytest.raises(CheckpointError, match="this model: it was imported without its output layer"):
-            interop.write(name, weights, tmp_path / "w.npz")
-    assert not list(tmp_path.iterdir())
-    for weights, name in ((proteins, "tape"), (reviews, "nvidia")):
-        interop.write(name, weights, tmp_path / name)
-        assert interop.read(name, tmp_path / name).source["head"] is False
-
-
-@pytest.mark.parametrize("name", ["unirep", "tape"])
-def test_other_symbols_are_no_residues(name: str, tmp_path: Path) -> None:
-    weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "file")
-    letters = replace(weights, alphabet=Alphabet.distinct(b"abcdefghijklmnopqrstuvwxyz"))
-    with pytest.raises(CheckpointError, match="its alphabet has 26 symbols, but other ones"):
-        interop.write(name, letters, tmp_path / "w.npz")
 
 
 def test_state_dicts_of_other_things(tmp_path: Path) -> None:
