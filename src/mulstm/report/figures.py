@@ -13,6 +13,7 @@ from mulstm.report.records import Record, all_of_row, shown_of_row
 COLOURS = {
     "mlstm-emb-wn-vd-large": BLUE,
     "mlstm-emb-wn-vd-large-ten": SKY,
+    "mlstm-emb-wn-vd-large-long": INK,
     "mlstm-emb-wn-vd": GREEN,
     "mlstm-emb-wn": ORANGE,
     "mlstm": PURPLE,
@@ -201,6 +202,7 @@ def _times(records: Sequence[Record]) -> dict[str, Any]:
     names = {
         "mlstm-emb-wn-vd-large": "46M",
         "mlstm-emb-wn-vd-large-ten": "46M (short run)",
+        "mlstm-emb-wn-vd-large-long": "46M (long run)",
         "mlstm-emb-wn-vd": "22M",
     }
     for row, name in names.items():
