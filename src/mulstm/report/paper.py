@@ -75,9 +75,7 @@ HUTTER = Table(
         Line("mLSTM +emb +WN", 1.44, "mlstm-emb-wn", "22M"),
         Line("mLSTM +emb +WN +VD", 1.28, "mlstm-emb-wn-vd", "22M", extra="weight decay"),
         Line("large mLSTM +emb +WN +VD, weight decay, short run", 0.0, "mlstm-emb-wn-vd-large-ten"),
-        Line(
-            "large mLSTM +emb +WN +VD, weight decay, output dropout, long run", 0.0, "mlstm-emb-wn-vd-large-long"
-        ),
+        Line("large mLSTM +emb +WN +VD, weight decay, long run", 0.0, "mlstm-emb-wn-vd-large-long"),
         Line("large mLSTM +emb +WN +VD", 1.24, "mlstm-emb-wn-vd-large", "46M", extra="weight decay"),
     ),
     dynamic=1.08,
