@@ -22,7 +22,7 @@ from mulstm import optim
 from mulstm.nn import packed
 from mulstm.nn.masks import Masks
 from mulstm.nn.model import LanguageModel
-from mulstm.ops import faults, reference, triton_layer, triton_loss
+from mulstm.ops import faults, reference, triton_layer, triton_loss, triton_recurrence
 from mulstm.ops import triton_small as small
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import from_packed, to_packed
@@ -151,6 +151,25 @@ def trial_forgets() -> float:
     return float(wrong or not agree(chunk, PLAIN, PLAIN))
 
 
+def op_error(cell: str, H: int = 48) -> float:
+    """The backend's h and gradients in bf16 against float64; 1 where h is another without gradients."""
+    chunk = drawn(cell, "standard", H)
+    given = {"mx": chunk.mx, "zx": chunk.zx, "W_mh": chunk.W_mh, "W_zm": chunk.W_zm, "px": chunk.px}
+    state = State(chunk.h_0.bfloat16(), chunk.c_0)
+    ours = {name: None if x is None else x.bfloat16().requires_grad_() for name, x in given.items()}
+    exact = {name: None if x is None else x.detach().double().requires_grad_() for name, x in ours.items()}
+    h, _ = triton_recurrence.recurrence(**ours, state=state)
+    wanted, _ = reference.recurrence(**exact, state=State(*(x.double() for x in state)))
+    with torch.no_grad():
+        again, _ = triton_recurrence.recurrence(**ours, state=state)
+    h.double().square().sum().backward()
+    wanted.square().sum().backward()
+    pairs = [(x.grad, exact[name].grad) for name, x in ours.items() if x is not None]
+    return max(rms(a, b) for a, b in [(h.detach(), wanted.detach()), *pairs]) + float(
+        not torch.equal(again, h)
+    )
+
+
 class Here:
     """In the place of a second stream: all work in its order."""
 
@@ -229,8 +248,10 @@ def main() -> None:
     }
     torch.cuda.device = lambda device: nullcontext()
     triton_layer.Beside = triton_loss.Beside = Here
-    triton_layer.plan_for = lambda chunk: PLAIN
+    triton_layer.plan_for = triton_recurrence.plan_for = lambda chunk: PLAIN
     errors |= {
+        "op mlstm": op_error("mlstm"),
+        "op milstm": op_error("milstm"),
         "model mlstm": model_error("mlstm", embedding=8, weight_norm=True),
         "model initial": model_error("mlstm", unit="initial"),
         "model lstm": model_error("lstm", layers=2, skip=True),

@@ -43,7 +43,6 @@ class Plan:
     gates: Tile | Form | None = None  # z = zx + W_zm m, fused with the cell
     dm: Tile | Form | None = None  # dz W_zm; a tile leaves partial sums
     dh: Tile | Form | None = None  # da W_mh; likewise
-    sums_bf16: bool = False  # partial sums in bf16 instead of fp32
     pdl: bool = True  # programmatic dependent launch
     lanes: int = 0  # > 0: one launch for the whole chunk, so many lanes a group (triton_small)
 
@@ -61,7 +60,6 @@ WIDE_FEW = Plan(
     gates=Tile(64, 128, 64, 4, 4),
     dm=Tile(128, 128, 128, 8, 3, split=6),
     dh=Tile(64, 64, 64, 4, 4, split=3),
-    sums_bf16=True,
 )
 
 # (largest H, largest B, plan): the first row that covers a layer is taken; beyond them all, PLAIN.
@@ -74,7 +72,6 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
             gates=Tile(64, 64, 128, 4, 4),
             dm=Tile(128, 64, 64, 4, 4, split=8),
             dh=Tile(64, 64, 128, 4, 4, split=2),
-            sums_bf16=True,
         ),
     ),
     (
@@ -85,7 +82,6 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
             gates=Tile(64, 128, 64, 4, 5),
             dm=Tile(128, 64, 64, 4, 4, split=8),
             dh=Tile(64, 64, 128, 4, 4, split=2),
-            sums_bf16=True,
         ),
     ),
     (
@@ -96,7 +92,6 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
             gates=Tile(128, 64, 64, 8, 4),
             dm=Tile(128, 128, 64, 4, 4, split=4),
             dh=Tile(64, 64, 64, 4, 4, split=2),
-            sums_bf16=True,
         ),
     ),
     (4096, 128, WIDE_FEW),
@@ -106,7 +101,6 @@ _TABLE: tuple[tuple[int, int, Plan], ...] = (
         Plan(
             dm=Tile(128, 128, 64, 4, 4, split=3),
             dh=Tile(128, 64, 64, 4, 4, split=3),
-            sums_bf16=True,
         ),
     ),
 )

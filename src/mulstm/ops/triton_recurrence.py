@@ -42,7 +42,7 @@ def recurrence(
     k = zx.shape[2] // H
     W_zm_p = _pad(to_packed(W_zm.t(), k, HP).t(), HP)
     W_mh_p = None if W_mh is None else torch.nn.functional.pad(W_mh, (0, HP - H, 0, HP - H))
-    inputs = (
+    tensors = (
         _pad(mx, HP),
         to_packed(zx, k, HP),
         None if px is None else to_packed(px, k, HP),
@@ -52,9 +52,9 @@ def recurrence(
         (_pad(state.c, HP) if k > 1 else state.c).float().contiguous(),
         None if mask is None else _pad(mask.float(), HP).contiguous(),
         None if b_h is None else _pad(b_h.float(), HP),
-        unit,
     )
-    h, c_T, *_ = _forward(*inputs)
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    h, c_T, *_ = _forward(*tensors, unit, save)
     h = h[1:, :, :H]
     return h, State(h[-1], c_T[:, : state.c.shape[1]].to(state.c.dtype))
 
@@ -75,28 +75,30 @@ def _forward(
     mask: Tensor | None,
     b_h: Tensor | None,
     unit: str,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """h from h_0 on, the last c, and what the backward wants: c from c_0 on, z, a, m, r."""
+    """h from h_0 on, the last c, and what the backward wants: c from c_0 on, z, a, m, r; else empty ones."""
     # A kernel starts on the current device, which autograd sets for the backward by itself.
     with torch.cuda.device(zx.device):
         chunk = Chunk(mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit)
-        saved = steps.forward(chunk, plan_for(chunk), save=True)
-        return saved.h, saved.c_T.clone(), saved.c, saved.z, saved.a, saved.m, saved.r
+        h, *kept = saved = steps.forward(chunk, plan_for(chunk), save)
+        c, z, a, m, r = kept if save else (x.new_empty(0) for x in kept)
+        return h, saved.c_T.clone(), c, z, a, m, r
 
 
 @_forward.register_fake
 def _(*inputs: Any) -> tuple[Tensor, ...]:
-    mx, zx, px, _, _, h_0, c_0, *_ = inputs
+    mx, zx, px, _, _, h_0, c_0, _, _, _, save = inputs
     (T, B, width), H = zx.shape, h_0.shape[1]
-    shape = (T, B, H) if mx is not None else (0,)
+    shape = (T, B, H) if save and mx is not None else (0,)
     return (
         zx.new_empty(T + 1, B, H),
         torch.empty_like(c_0),
-        c_0.new_empty(T + 1, *c_0.shape),
-        zx.new_empty((T, B, width) if px is None else (0,), dtype=torch.float16),
+        c_0.new_empty((T + 1, *c_0.shape) if save else (0,)),
+        zx.new_empty((T, B, width) if save and px is None else (0,), dtype=torch.float16),
         zx.new_empty(shape),
         zx.new_empty(shape),
-        zx.new_empty((T, B, width) if px is not None else (0,)),
+        zx.new_empty((T, B, width) if save and px is not None else (0,)),
     )
 
 
@@ -148,7 +150,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, unit = inputs
+    *tensors, unit, _save = inputs
     h, _c_T, *saved = output
     ctx.save_for_backward(*tensors, h, *saved)
     ctx.unit = unit
@@ -170,6 +172,7 @@ def _gradients(ctx: Any, dh: Tensor | None, dc_T: Tensor | None, *_saved: Tensor
         dc_0,
         None,
         None if b_h is None else db_h,
+        None,
         None,
     )
 

@@ -115,7 +115,8 @@ def small_forward(
     if HAS_M:
         x_t = tl.load(mx + at_mx, mask=inside, other=0.0)
     for t in tl.range(0, T, num_stages=1):
-        step = t * B * H
+        rows = tl.cast(t, tl.int64) * B  # a chunk may have more than 2^31 numbers
+        step = rows * H
         kept = step if SAVE else 0
         operand = h + step
         if HAS_M:
@@ -130,16 +131,16 @@ def small_forward(
         m_t = tl.load(operand + at_lanes, mask=within, other=0.0, cache_modifier=".cg")
         r_t = tl.dot(W_z, tl.trans(m_t)) + z_t.to(tl.float32)
         if SAVE:
-            tl.store(z + t * B * 4 * H + at_z, r_t.to(z.dtype.element_ty), mask=wide)
+            tl.store(z + 4 * step + at_z, r_t.to(z.dtype.element_ty), mask=wide)
         h_hat, i, o, f = gates_apart(r_t, U, L)
         c_t, y = cell_forward(h_hat, i, o, f, c_t, 0.0, UNIT)
         tl.store(h + step + B * H + at, (y * keep).to(h.dtype.element_ty), mask=inside)
         if SAVE:
             tl.store(c + step + B * H + at, c_t, mask=inside)
         if t + 1 < T:
-            z_t = tl.load(zx + (t + 1) * B * stride_zx + at_zx, mask=wide, other=0.0)
+            z_t = tl.load(zx + (rows + B) * stride_zx + at_zx, mask=wide, other=0.0)
             if HAS_M:
-                x_t = tl.load(mx + (t + 1) * B * stride_mx + at_mx, mask=inside, other=0.0)
+                x_t = tl.load(mx + (rows + B) * stride_mx + at_mx, mask=inside, other=0.0)
             meetings += 1
             patience = meet(counters + group, meetings * PARTS, failed, patience)
     if not SAVE:
@@ -192,7 +193,7 @@ def small_backward(
     meetings = 0
     OFFSET: tl.constexpr = 1 if HAS_M else 0
     # What a step reads is asked for in the step before, ahead of the meeting.
-    last = (T - 1) * B * H
+    last = tl.cast(T - 1, tl.int64) * B * H
     z_t = tl.load(z + 4 * last + at_z, mask=wide, other=0.0)
     d_t = tl.load(dh + last + at, mask=inside, other=0.0)
     new = tl.load(c + last + B * H + at, mask=inside, other=0.0)
@@ -201,7 +202,8 @@ def small_backward(
     A, D_hat, D_i, D_o, D_f, f, _ = cell_slopes(h_hat, i, o, f, old, new, 0.0, UNIT)
     for back in tl.range(0, T, num_stages=1):
         t = T - 1 - back
-        step = t * B * H
+        rows = tl.cast(t, tl.int64) * B
+        step = rows * H
         d_h = (d_t.to(tl.float32) + d_h) * keep
         d_c += d_h * A
         d_z = gates_together(d_c * D_hat, d_c * D_i, d_h * D_o, d_c * D_f, U, L).to(dx.dtype.element_ty)
@@ -209,7 +211,7 @@ def small_backward(
         # Two places in turn: a CTA may still read the one while another already fills the other.
         place = first + (back % 2) * PARTS * SIZE
         tl.store(place + part * SIZE + at_sums, tl.dot(W_z, d_z).to(sums.dtype.element_ty))
-        out = dx + t * B * stride_dx + lane[None, :] * stride_dx
+        out = dx + rows * stride_dx + lane[None, :] * stride_dx
         tl.store(out + OFFSET * H + n[:, None], d_z, mask=wide)
         new = old
         if t > 0:
@@ -218,7 +220,7 @@ def small_backward(
             old = tl.load(c + step - B * H + at, mask=inside, other=0.0)
         if HAS_M:
             at_mx = lane[None, :] * stride_mx + unit[:, None]
-            x_t = tl.load(mx + t * B * stride_mx + at_mx, mask=inside, other=0.0)
+            x_t = tl.load(mx + rows * stride_mx + at_mx, mask=inside, other=0.0)
             a_t = tl.load(a + step + at, mask=inside, other=0.0)
         meetings += 1
         patience = meet(counters + group, meetings * PARTS, failed, patience)

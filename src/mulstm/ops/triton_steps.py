@@ -355,7 +355,7 @@ def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, plan: Plan) -> Sums
 
         return plain
     rows, matrix = _rows(x, (tile.BM, tile.BK)), _matrix(W, (tile.BK, tile.BN))
-    sums = x.new_empty(tile.split, B, N, dtype=torch.bfloat16 if plan.sums_bf16 else torch.float32)
+    sums = x.new_empty(tile.split, B, N)
     grid = (triton.cdiv(B, tile.BM), triton.cdiv(N, tile.BN), tile.split)
 
     def split(t: int) -> tuple[Tensor, int]:
