@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from mulstm import optim
 from mulstm.nn import packed
 from mulstm.nn.masks import Masks
 from mulstm.nn.model import LanguageModel
-from mulstm.ops import faults, reference, triton_layer, triton_loss, triton_recurrence
+from mulstm.ops import faults, reference, triton_layer, triton_loss, triton_recurrence, triton_steps
 from mulstm.ops import triton_small as small
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import from_packed, to_packed
@@ -151,23 +152,35 @@ def trial_forgets() -> float:
     return float(wrong or not agree(chunk, PLAIN, PLAIN))
 
 
-def op_error(cell: str, H: int = 48) -> float:
-    """The backend's h and gradients in bf16 against float64; 1 where h is another without gradients."""
+def by_columns(x: Tensor) -> Tensor:
+    """The same numbers, the last two axes the other way round in memory."""
+    return x.transpose(-2, -1).contiguous().transpose(-2, -1)
+
+
+def op_error(cell: str, plan: Plan, kind: torch.dtype, H: int) -> float:
+    """The backend's h and gradients against float64; 1 more where h is another without gradients.
+
+    Inputs that need no padding do not lie in memory as the kernels read them.
+    """
+    triton_recurrence.plan_for = lambda chunk: plan
     chunk = drawn(cell, "standard", H)
     given = {"mx": chunk.mx, "zx": chunk.zx, "W_mh": chunk.W_mh, "W_zm": chunk.W_zm, "px": chunk.px}
-    state = State(chunk.h_0.bfloat16(), chunk.c_0)
-    ours = {name: None if x is None else x.bfloat16().requires_grad_() for name, x in given.items()}
-    exact = {name: None if x is None else x.detach().double().requires_grad_() for name, x in ours.items()}
-    h, _ = triton_recurrence.recurrence(**ours, state=state)
-    wanted, _ = reference.recurrence(**exact, state=State(*(x.double() for x in state)))
-    with torch.no_grad():
-        again, _ = triton_recurrence.recurrence(**ours, state=state)
-    h.double().square().sum().backward()
-    wanted.square().sum().backward()
-    pairs = [(x.grad, exact[name].grad) for name, x in ours.items() if x is not None]
-    return max(rms(a, b) for a, b in [(h.detach(), wanted.detach()), *pairs]) + float(
-        not torch.equal(again, h)
+    state = State(by_columns(chunk.h_0.to(kind)), by_columns(chunk.c_0))
+    ours = {name: None if x is None else by_columns(x.to(kind)) for name, x in given.items()}
+    exact = {name: None if x is None else x.double().requires_grad_() for name, x in ours.items()}
+    leaves = [x.requires_grad_() for x in ours.values() if x is not None]
+    h, after = triton_recurrence.recurrence(**ours, state=state, mask=by_columns(chunk.mask))
+    wanted, last = reference.recurrence(
+        **exact, state=State(*(x.double() for x in state)), mask=chunk.mask.double()
     )
+    with torch.no_grad():
+        again, _ = triton_recurrence.recurrence(**ours, state=state, mask=chunk.mask)
+    dc = by_columns(torch.randn(B, H))
+    truth = [x for x in exact.values() if x is not None]
+    found = torch.autograd.grad([h, after.c], leaves, [h.detach(), dc])
+    truth = torch.autograd.grad([wanted, last.c], truth, [h.detach().double(), dc.double()])
+    pairs = [(h.detach(), wanted.detach()), *zip(found, truth, strict=True)]
+    return max(rms(a, b) for a, b in pairs) + float(not torch.equal(again, h))
 
 
 class Here:
@@ -187,13 +200,18 @@ class Here:
     join = mark
 
 
-def model_error(cell: str, **wiring: Any) -> float:
-    """The largest error of a whole model's loss and gradients in bf16, against float64."""
+def model_error(cell: str, columns: bool = False, **wiring: Any) -> float:
+    """The largest error of a whole model's loss and gradients in bf16, against float64.
+
+    With `columns` its matrices lie transposed in memory.
+    """
     recipe = ModelRecipe(cell=cell, hidden=40, output_bias=True, **wiring)
     model = LanguageModel(recipe, 30)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
+            if columns and p.dim() == 2:
+                p.data = by_columns(p.data)
     model.precision = "bf16"
     x, y = torch.randint(30, (2, T, B))  # (T, B)
     hs, _ = packed.run(model, x, model.zero_state(B), Masks(), None)
@@ -205,6 +223,83 @@ def model_error(cell: str, **wiring: Any) -> float:
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.t().flatten())
     truth = torch.autograd.grad(wanted, [p for p in twin.parameters() if p.requires_grad])
     return max(rms(a, b) for a, b in zip((loss.detach(), *found), (wanted.detach(), *truth), strict=True))
+
+
+def frees() -> float:
+    """0 where what a layer kept for its backward is gone after it, though the loss is not."""
+    kept = []
+
+    def watched(*given: Any, **options: Any) -> Any:
+        saved = forward(*given, **options)
+        kept.append(weakref.ref(saved.z))
+        return saved
+
+    model = LanguageModel(ModelRecipe(hidden=40, layers=2), 30)
+    model.precision = "bf16"
+    x, y = torch.randint(30, (2, T, B))
+    triton_steps.forward = watched
+    hs, _ = packed.run(model, x, model.zero_state(B), Masks(), None)
+    triton_steps.forward = forward
+    loss = packed.loss(model, hs, y, Masks())
+    del hs
+    alive = [z() is not None for z in kept]
+    loss.backward()
+    return float(alive != [True, True] or any(z() is not None for z in kept))
+
+
+def masks_error() -> float:
+    """How much it matters whether one mask stands for all lanes or each has a copy; 1 if neither does."""
+    model = LanguageModel(ModelRecipe(hidden=32, embedding=8), 30)  # widths that need no padding
+    model.precision = "bf16"
+    x, y = torch.randint(30, (2, T, B))
+
+    def loss(masks: Masks) -> float:
+        hs, _ = packed.run(model, x, model.zero_state(B), masks, None)
+        return packed.loss(model, hs, y, masks).item()
+
+    e, h = ((torch.arange(width) % 2 * 2.0).expand(B, width) for width in (8, 32))
+    ours = loss(Masks(e.bool().double() * 2, (h,)))
+    copies = loss(Masks(e.contiguous(), (h.contiguous(),)))
+    return abs(ours - copies) + float(copies == loss(Masks()))
+
+
+def strangers() -> float:
+    """0 where what is no symbol gives NaN, and everything else a number."""
+    model = LanguageModel(ModelRecipe(hidden=40, embedding=8), 30)
+    model.precision = "bf16"
+    weights = packed.pack(model)
+    wrong = 0
+    for symbol, target, lost in (
+        (29, 29, False),
+        (30, 29, True),
+        (-1, 29, True),
+        (29, 30, True),
+        (29, -1, False),
+    ):
+        x, y = torch.zeros(2, T, B, dtype=torch.long)
+        x[1, 2], y[1, 2] = symbol, target
+        with torch.no_grad():
+            hs, _ = packed.run(model, x, model.zero_state(B), Masks(), weights)
+            nats = packed.losses(model, hs, y, weights)
+        others = torch.cat([nats[:, :2], nats[:, 3:]], dim=1)
+        wrong += bool(nats[1, 2].isnan()) != lost or not bool(others.isfinite().all())
+    return float(wrong)
+
+
+def coldest() -> float:
+    """0 where the likeliest symbol is drawn at a temperature that fp32 takes for 0."""
+    H = 64
+    W_zm, W_out = (torch.randn(4 * H, H) * H**-0.5).half(), torch.randn(N, H).half()
+    work = Sampler(
+        torch.randn(N, 4 * H), None, W_zm, None, W_out, None, "standard", 1, 1, greedy=False, pdl=False
+    )
+    wrong = 0
+    for symbol in range(N):
+        work.start(torch.randn(1, H), torch.randn(1, H), torch.tensor([symbol]), 1e-46)
+        work.dice.fill_(0.5)
+        work._step(0)
+        wrong += int(work.drawn[0, 0]) != int(work.logits[0].argmax())
+    return float(wrong)
 
 
 def adam_error(name: str) -> float:
@@ -242,16 +337,23 @@ def main() -> None:
         "whole lstm": chunk_error(WHOLE, "lstm"),
         "sampler mlstm": sampler_error("mlstm"),
         "sampler lstm": sampler_error("lstm"),
+        "sampler coldest": coldest(),
         "trial": trial_forgets(),
         "optimiser adamw": adam_error("adamw"),
         "optimiser adam": adam_error("adam"),
     }
     torch.cuda.device = lambda device: nullcontext()
     triton_layer.Beside = triton_loss.Beside = Here
-    triton_layer.plan_for = triton_recurrence.plan_for = lambda chunk: PLAIN
+    triton_layer.plan_for = lambda chunk: PLAIN
     errors |= {
-        "op mlstm": op_error("mlstm"),
-        "op milstm": op_error("milstm"),
+        "op mlstm": op_error("mlstm", PLAIN, torch.bfloat16, 48),
+        "op milstm": op_error("milstm", PLAIN, torch.bfloat16, 48),
+        "op tiles": op_error("mlstm", TILES, torch.float16, 32),
+        "op whole": op_error("mlstm", WHOLE, torch.float16, 32),
+        "frees": frees(),
+        "masks": masks_error(),
+        "strangers": strangers(),
+        "model by columns": model_error("mlstm", columns=True, embedding=8, weight_norm=True),
         "model mlstm": model_error("mlstm", embedding=8, weight_norm=True),
         "model initial": model_error("mlstm", unit="initial"),
         "model lstm": model_error("lstm", layers=2, skip=True),

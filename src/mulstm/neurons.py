@@ -19,6 +19,7 @@ from mulstm.errors import DataError, MulstmError, no_number
 from mulstm.files import replacing
 from mulstm.heat import Part, Scale
 from mulstm.nn.model import LanguageModel
+from mulstm.nn.packed import check_kernels
 from mulstm.ops.reference import State
 from mulstm.predict import Predictor, Symbols
 from mulstm.records import Record
@@ -62,6 +63,7 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
         for t in range(symbols.size):
             _, state = model.hidden(x[:, t : t + 1], state)
             values[t] = getattr(state[-1], of)[0, chosen].double().cpu().numpy()
+    check_kernels(x.device)
     if not np.isfinite(values).all():
         raise no_number(f"record {record.id}", model.precision)
     return Trace(record.id, loaded.alphabet.decode(symbols[before:]), tuple(units), of, values[before:])

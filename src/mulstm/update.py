@@ -161,7 +161,9 @@ class GraphedUpdate(Update):
         self.calls = 0
         self.slots = [torch.zeros_like(self.xy, device="cpu").pin_memory() for _ in range(self.SLOTS)]
         self.copied = [torch.cuda.Event() for _ in range(self.SLOTS)]  # type: ignore[no-untyped-call]
-        self.places = self.xy[0].numel() if packed.pairs_pay(model) and not recipe.data.records else 0
+        # Several processes must all run the same graph at a time, and their lanes have other pairs.
+        alone = self.share.count == 1 and not recipe.data.records
+        self.places = self.xy[0].numel() if alone and packed.pairs_pay(model) else 0
         # pair and order of all places, then lane, symbol and first place of each pair
         size = 5 * self.places + 1 if self.places else 0
         self.numbers = torch.zeros(size, dtype=torch.int32, device=self.xy.device)

@@ -234,6 +234,22 @@ def test_a_capture_loads_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([what for what, _ in done if what != "captured"]) == 10  # each call makes one update
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_pairs_are_for_one_process(plain: Recipe, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    # Each has other pairs, and so would be in another graph, or in none, while all must meet in one.
+    monkeypatch.setattr("mulstm.nn.packed.pairs_pay", lambda model: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    for name in ("Stream", "Event"):
+        monkeypatch.setattr(
+            torch.cuda, name, lambda: SimpleNamespace(synchronize=lambda: 0, record=lambda: 0)
+        )
+    recipe = replace(plain, train=replace(plain.train, lanes=8))
+    update = GraphedUpdate(LanguageModel(plain.model, N), recipe, torch.Generator(), Share(count=count))
+    x, y = chunk(1, lanes=8)
+    update.load(np.zeros_like(x), y)  # one pair a lane
+    assert (update.pairs is not None) == (count == 1)
+
+
 def test_the_type_that_is_usual_elsewhere_changes_nothing(
     tiny: Callable[..., Recipe], usual: AbstractContextManager[None]
 ) -> None:

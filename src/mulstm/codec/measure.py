@@ -16,6 +16,7 @@ from mulstm.codec.network import Network
 from mulstm.codec.session import Spelling, cut
 from mulstm.codec.tables import TOTAL_BITS
 from mulstm.errors import DataError
+from mulstm.nn.packed import check_kernels
 from mulstm.units import bits
 
 _LANES, _CHUNK = 50, 100
@@ -77,4 +78,5 @@ def _parent_bits(loaded: Checkpoint, text: Tensor) -> float:
         nats += float(
             torch.nn.functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten(), reduction="sum")
         )
+    check_kernels(text.device)
     return bits(nats)

@@ -42,8 +42,13 @@ class PackedWeights(NamedTuple):
 
 
 def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
-    """Whether this way is open: a GPU that Triton knows, bf16, and no text beginning inside a chunk."""
-    if not model.W_out.is_cuda or model.precision != "bf16" or model.backend not in ("auto", "triton"):
+    """Whether this way is open: a GPU that Triton knows, bf16 of fp32 weights, no text begun in a chunk."""
+    if (
+        not model.W_out.is_cuda
+        or model.W_out.dtype != torch.float32
+        or model.precision != "bf16"
+        or model.backend not in ("auto", "triton")
+    ):
         return False
     if first is not None or model.recipe.cell == "tensor-rnn" or torch.compiler.is_compiling():
         return False
@@ -97,6 +102,7 @@ def run(
     from mulstm.ops.triton_layer import LayerFunction, infer
     from mulstm.ops.triton_loss import EmbedFunction
 
+    masks = _as_read(masks)
     symbols, lanes = (x.contiguous(), None) if pairs is None else (pairs.symbol, pairs.lane)
     rows: Tensor = EmbedFunction.apply(  # type: ignore[no-untyped-call]
         symbols, lanes, model.embedding, masks.embedding, model.alphabet_size
@@ -124,6 +130,17 @@ def run(
         hs.append(h)
         states.append(State(h_T[:, : spec.H], c_T[:, : c_0.shape[1]]))
     return hs, tuple(states)
+
+
+def _as_read(masks: Masks) -> Masks:
+    """As the kernels read them: one mask may stand for all lanes, or be of another type."""
+
+    def plain(mask: Tensor | None) -> Tensor | None:
+        return None if mask is None else mask.float().contiguous()
+
+    return masks._replace(
+        embedding=plain(masks.embedding), hidden=tuple(plain(mask) for mask in masks.hidden)
+    )
 
 
 def mask(u: Tensor, p: Tensor) -> Tensor:

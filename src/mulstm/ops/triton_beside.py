@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+_STREAMS: dict[tuple[torch.device, int], torch.cuda.Stream] = {}  # by the stream that it is beside
 
 
 class Beside:
@@ -18,9 +18,10 @@ class Beside:
     """
 
     def __init__(self, device: torch.device) -> None:
-        if device not in _STREAMS:
-            _STREAMS[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self.stream = _STREAMS[device]
+        key = device, torch.cuda.current_stream(device).cuda_stream
+        if key not in _STREAMS:
+            _STREAMS[key] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.stream = _STREAMS[key]
 
     @contextmanager
     def fork(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from mulstm.ops import cuda_driver, faults
 from mulstm.ops import triton_small as small
@@ -45,7 +46,7 @@ def _works(chunk: Chunk, plan: Plan, name: str) -> bool:
         why = "failed its self-test"
         try:
             _WORKS[key] = agree(chunk, plan, PLAIN)
-        except (cuda_driver.CompileError, cuda_driver.LaunchError) as error:
+        except (cuda_driver.CompileError, cuda_driver.LaunchError, TritonError) as error:
             _WORKS[key], why = False, f"could not be made ({error})"
         if not _WORKS[key]:
             warnings.warn(f"The {name} kernel {why} and is not used.", stacklevel=2)
@@ -79,7 +80,10 @@ def agree(like: Chunk, one: Plan, other: Plan) -> bool:
     results = []
     for tried, plan in ways:
         saved = forward(tried, plan, save=True)
-        results.append((saved.h.float(), backward(tried, saved, dh, None, None, plan).dx.float()))
+        # Without gradients it is other machine code, which is given no index.
+        bare = saved if tried.rows is not None else forward(tried, plan, save=False)
+        dx = backward(tried, saved, dh, None, None, plan).dx
+        results.append((saved.h.float(), bare.h.float(), dx.float()))
     wanted, *found = results
     apart = [(a - b).norm() / b.norm() for result in found for a, b in zip(result, wanted, strict=True)]
     failed = faults.failed(device)

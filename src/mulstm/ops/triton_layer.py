@@ -211,16 +211,20 @@ class LayerFunction(torch.autograd.Function):
         if not steps.reads_rows(chunk, plan):
             chunk = _every_place(chunk)
         saved = steps.forward(chunk, plan, save=True)
-        ctx.save_for_backward(x, low, *parameters)
-        ctx.kept = (spec, names, drop, pairs, w, W_xt, chunk, saved, plan, c_0.shape)
+        # What autograd saves it frees with the backward. The state as its copy: an update overwrites it.
+        tensors = chunk._replace(h_0=saved.h[0], c_0=saved.c[0])[:9]
+        ctx.save_for_backward(x, low, W_xt, w.W_l, w.b, *saved, *tensors, *w.scales.values(), *parameters)
+        ctx.kept = (spec, names, tuple(w.scales), drop, pairs, chunk.rows, plan, c_0.shape)
         ctx.set_materialize_grads(False)
         return saved.h[1:], saved.h[-1].clone(), saved.c_T.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        spec, names, drop, pairs, w, W_xt, chunk, saved, plan, c_shape = ctx.kept
-        x, low, *parameters = ctx.saved_tensors
-        p = dict(zip(names, parameters, strict=True))
+        spec, names, scaled, drop, pairs, index, plan, c_shape = ctx.kept
+        x, low, W_xt, W_l, b, *rest = ctx.saved_tensors
+        saved, chunk, rest = Saved(*rest[:6]), Chunk._make((*rest[6:15], spec.unit, index)), rest[15:]
+        w = Packed(W_l=W_l, b=b, vectors=chunk.px, scales=dict(zip(scaled, rest, strict=False)))
+        p = dict(zip(names, rest[len(scaled) :], strict=True))
         dh, dh_T, dc_T = grads
         dh = torch.zeros_like(saved.h[1:]) if dh is None else dh.contiguous()
         g = steps.backward(chunk, saved, dh, dh_T, dc_T, plan, ctx.needs_input_grad[6])
@@ -236,7 +240,7 @@ class LayerFunction(torch.autograd.Function):
         matrices, _kept = _matrices(spec, p, drop, w, saved, g, dy, low, x, rows, made, beside)
         d |= matrices
         dx = torch.mm(rows, W_xt.t()) if W_xt is not None else None
-        dlow = torch.mm(dy, w.W_l) if low is not None and ctx.needs_input_grad[5] else None
+        dlow = torch.mm(dy, W_l) if low is not None and ctx.needs_input_grad[5] else None
         beside.join()
         if "b_h" in d:
             d["b_z"][:H] = d.pop("b_h")

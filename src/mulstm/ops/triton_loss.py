@@ -22,15 +22,19 @@ R = 8  # rows of a program
 
 @triton.jit
 def _embed(
-    x, lanes, table, mask, out, rows, B, E, EP,
+    x, lanes, table, mask, out, rows, B, N, E, EP,
     HAS_TABLE: tl.constexpr, HAS_MASK: tl.constexpr, HAS_LANES: tl.constexpr,
     R: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """R rows of the input: a symbol's (masked) embedding or its one-hot vector, then ones, then zeros."""
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+    """R rows of the input: a symbol's (masked) embedding or its one-hot vector, then ones, then zeros.
+
+    What is no symbol becomes NaN: to tell the host, it would have to wait.
+    """
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     k = tl.arange(0, BE)[None, :]
-    inside = (row < rows) & (k < E)
     symbol = tl.load(x + row, mask=row < rows, other=0)
+    known = (symbol >= 0) & (symbol < N)
+    inside = (row < rows) & (k < E) & known
     if HAS_TABLE:
         y = tl.load(table + symbol * E + k, mask=inside, other=0.0)
         if HAS_MASK:
@@ -39,6 +43,7 @@ def _embed(
     else:
         y = tl.where(k == symbol, 1.0, 0.0)
     y = tl.where((k == E) | (k == E + 1), 1.0, y)
+    y = tl.where(known, y, float("nan"))
     tl.store(out + row * EP + k, y.to(out.dtype.element_ty), mask=(row < rows) & (k < EP))
 
 
@@ -48,7 +53,7 @@ def _masked(
     HAS_MASK: tl.constexpr, HAS_LANES: tl.constexpr, R: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of R unmasked embeddings."""
-    row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
     k = tl.arange(0, BE)[None, :]
     inside = (row < rows) & (k < E)
     d = tl.load(dx + row * EP + k, mask=inside, other=0.0)
@@ -66,10 +71,11 @@ class EmbedFunction(torch.autograd.Function):
         ctx: Any, x: Tensor, lanes: Tensor | None, table: Tensor | None, mask: Tensor | None, N: int
     ) -> Tensor:
         rows = x.numel()
+        table = None if table is None else table.contiguous()
         E = N if table is None else table.shape[1]
         out = torch.empty(rows, wide(E), dtype=torch.bfloat16, device=x.device)
         _embed[(triton.cdiv(rows, R),)](
-            x, lanes, table, mask, out, rows, x.shape[-1], E, wide(E),
+            x, lanes, table, mask, out, rows, x.shape[-1], N, E, wide(E),
             HAS_TABLE=table is not None, HAS_MASK=mask is not None, HAS_LANES=lanes is not None,
             R=R, BE=triton.next_power_of_2(wide(E)), num_warps=4,
         )  # fmt: skip
@@ -100,8 +106,8 @@ class EmbedFunction(torch.autograd.Function):
 def _losses(
     logits, bias, y, losses, lse, rows, N, NP, HAS_BIAS: tl.constexpr, R: tl.constexpr, BN: tl.constexpr
 ):
-    """-log p of each row's target, 0 where it is negative."""
-    row = tl.program_id(0) * R + tl.arange(0, R)
+    """-log p of each row's target, 0 where it is negative, NaN behind the alphabet."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     n = tl.arange(0, BN)
     real = row < rows
     # Whole rows, so that loads are wide; what is behind the alphabet is no symbol.
@@ -113,6 +119,7 @@ def _losses(
     total = top + tl.log(tl.sum(tl.exp(s - top[:, None]), axis=1))
     target = tl.load(y + row, mask=real, other=-1)
     chosen = tl.sum(tl.where(n[None, :] == target[:, None], s, 0.0), axis=1)
+    chosen = tl.where(target < N, chosen, float("nan"))
     tl.store(losses + row, tl.where(target >= 0, total - chosen, 0.0), mask=real)
     tl.store(lse + row, total, mask=real)
 
@@ -123,7 +130,7 @@ def _logit_gradients(
     HAS_BIAS: tl.constexpr, R: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """(p - target) * share, 0 where there is no target and behind the alphabet."""
-    row = tl.program_id(0) * R + tl.arange(0, R)
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     n = tl.arange(0, BN)
     real = row < rows
     # Whole rows, so that loads are wide; what is behind the alphabet is no symbol.

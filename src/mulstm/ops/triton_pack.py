@@ -4,6 +4,8 @@
 # (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -91,6 +93,11 @@ def _tile(K: int, KP: int) -> tuple[int, int, int]:
     return R, BK, 8 if R * BK >= 4096 else 4
 
 
+def _by_rows(*parts: Any) -> Any:
+    """As the kernels read them: a parameter may be the transpose of another tensor."""
+    return (None if part is None else part.contiguous() for part in parts)
+
+
 def pack_rows(
     v: Tensor,  # (rows, K)  rows = blocks * H
     gain: Tensor | None,
@@ -100,6 +107,7 @@ def pack_rows(
     blocks: int,
 ) -> Tensor:
     """Writes one parameter's rows into `out`; returns g / |v|, (rows)."""
+    v, gain, drop, bias = _by_rows(v, gain, drop, bias)
     rows, K = v.shape
     KP = out.shape[1]
     scale = torch.empty(rows if gain is not None else 0, device=v.device)
@@ -123,6 +131,7 @@ def unpack_rows(
     blocks: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dv, dgain, dbias from the gradient of the packed matrix."""
+    v, gain, drop, bias = _by_rows(v, gain, drop, bias)
     rows, K = v.shape
     H, KP = rows // blocks, dw.shape[1]
     dv = torch.empty_like(v)

@@ -14,12 +14,16 @@ from mulstm.ops.triton_cell import to_packed
 from mulstm.ops.triton_choice import plan_for
 from mulstm.ops.triton_chunk import Chunk, Saved
 from mulstm.ops.triton_plan import padded
+from mulstm.ops.triton_small import SHARED
 
 
 def why_not(zx: Tensor) -> str | None:
     """None, or the reason why this backend cannot run chunks of this kind."""
     if torch.cuda.get_device_capability(zx.device) < (9, 0):
         return f"it needs a Hopper GPU or newer, and this is {torch.cuda.get_device_name(zx.device)}"
+    properties = torch.cuda.get_device_properties(zx.device)
+    if getattr(properties, "shared_memory_per_block_optin", SHARED) < SHARED:
+        return f"its kernels need {SHARED >> 10} KB of shared memory, and {properties.name} has less"
     if zx.dtype != torch.bfloat16:
         return f"it computes in bfloat16 (c in float32), and the tensors are {zx.dtype}"
     return None
@@ -40,17 +44,16 @@ def recurrence(
     H = state.h.shape[1]
     HP = padded(H)
     k = zx.shape[2] // H
-    W_zm_p = _pad(to_packed(W_zm.t(), k, HP).t(), HP)
-    W_mh_p = None if W_mh is None else torch.nn.functional.pad(W_mh, (0, HP - H, 0, HP - H))
+    W_mh_p = None if W_mh is None else torch.nn.functional.pad(W_mh, (0, HP - H, 0, HP - H)).contiguous()
     tensors = (
         _pad(mx, HP),
         to_packed(zx, k, HP),
         None if px is None else to_packed(px, k, HP),
         W_mh_p,
-        W_zm_p.contiguous(),
-        _pad(state.h, HP).contiguous(),
-        (_pad(state.c, HP) if k > 1 else state.c).float().contiguous(),
-        None if mask is None else _pad(mask.float(), HP).contiguous(),
+        _pad(to_packed(W_zm.t(), k, HP).t(), HP),
+        _pad(state.h, HP),
+        _pad(state.c.float(), HP if k > 1 else 0),
+        None if mask is None else _pad(mask.float(), HP),
         None if b_h is None else _pad(b_h.float(), HP),
     )
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
@@ -60,7 +63,8 @@ def recurrence(
 
 
 def _pad(x: Any, HP: int) -> Any:
-    return x if x is None else torch.nn.functional.pad(x, (0, HP - x.shape[-1]))
+    """With zeros up to that width, row by row in memory."""
+    return x if x is None else torch.nn.functional.pad(x, (0, HP - x.shape[-1])).contiguous()
 
 
 @torch.library.custom_op("mulstm::triton_forward", mutates_args=())

@@ -149,7 +149,7 @@ class Sampler:
             kept.zero_()
             kept[:, : given.shape[1]].copy_(given)
         self.symbols.copy_(symbols)
-        self.temperature.fill_(temperature or 1.0)
+        self.temperature.fill_(max(temperature, 1e-30) if temperature else 1.0)  # nearly none is no 0 in fp32
 
     def run(self, dice: Tensor) -> Tensor:
         """The next symbols of each stream, (steps, streams), drawn at dice of that shape in [0, 1)."""

@@ -236,7 +236,7 @@ def backward(
     dmx, dz = (None, dx) if mx is None else (dx[..., :H], dx[..., H:])
     dr = dz if px is None else torch.empty_like(zx, memory_format=torch.contiguous_format)
     da = torch.empty_like(a)
-    dc = torch.zeros_like(c_0) if dc_T is None else dc_T.clone()
+    dc = torch.zeros_like(c_0) if dc_T is None else dc_T.clone(memory_format=torch.contiguous_format)
     db_h = None if b_h is None else torch.zeros(B, H, dtype=torch.float32, device=zx.device)
     dh_rec = torch.zeros_like(h_0) if dh_T is None else dh_T.clone(memory_format=torch.contiguous_format)
     dh_0 = torch.empty_like(h_0)
