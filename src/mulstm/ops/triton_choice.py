@@ -16,17 +16,17 @@ from mulstm.ops.triton_plan import PLAIN, Plan, plan_of
 from mulstm.ops.triton_steps import backward, forward, reads_rows
 
 
-def plan_for(chunk: Chunk) -> Plan:
-    """How this chunk is best run here."""
+def plan_for(chunk: Chunk, save: bool = True) -> Plan:
+    """How this chunk is best run here; without `save`, for no backward."""
     B, H = chunk.h_0.shape
     if chunk.px is None and chunk.b_h is None and chunk.unit != "tanh":
         processors = torch.cuda.get_device_properties(chunk.zx.device).multi_processor_count
         lanes = small.groups_of(H, B, processors)
-        if lanes and _works(chunk, Plan(lanes=lanes), "whole-chunk"):
+        if lanes and _works(chunk, Plan(lanes=lanes), save, "whole-chunk"):
             return Plan(lanes=lanes)
     if cuda_driver.why_not(chunk.zx.device) is None:
         plan = plan_of(H, B, cuda=True, px=chunk.px is not None)
-        if not plan.uses_cuda or _works(chunk, plan, "CUDA step"):
+        if not plan.uses_cuda or _works(chunk, plan, save, "CUDA step"):
             return plan
     return plan_of(H, B)
 
@@ -34,18 +34,18 @@ def plan_for(chunk: Chunk) -> Plan:
 _WORKS: dict[tuple[Any, ...], bool] = {}
 
 
-def _works(chunk: Chunk, plan: Plan, name: str) -> bool:
+def _works(chunk: Chunk, plan: Plan, save: bool, name: str) -> bool:
     """Whether these kernels agree with cuBLAS and pointwise kernels here: tried once for each shape."""
     # Whether rows are found by an index is no matter: a plan is tried both ways.
     there = (part is not None for part in (chunk.mx, chunk.mask, chunk.b_h))
     px = None if chunk.px is None else chunk.px.dim()
-    key = (chunk.zx.device, *chunk.h_0.shape, *there, px, chunk.unit, plan)
+    key = (chunk.zx.device, *chunk.h_0.shape, *there, px, chunk.unit, plan, save)
     if key not in _WORKS:
         if torch.cuda.is_current_stream_capturing():  # a trial reads results back, which a capture forbids
             return False
         why = "failed its self-test"
         try:
-            _WORKS[key] = agree(chunk, plan, PLAIN)
+            _WORKS[key] = agree(chunk, plan, PLAIN, save)
         except (cuda_driver.CompileError, cuda_driver.LaunchError, TritonError) as error:
             _WORKS[key], why = False, f"could not be made ({error})"
         if not _WORKS[key]:
@@ -53,10 +53,11 @@ def _works(chunk: Chunk, plan: Plan, name: str) -> bool:
     return _WORKS[key]
 
 
-def agree(like: Chunk, one: Plan, other: Plan) -> bool:
+def agree(like: Chunk, one: Plan, other: Plan, save: bool = True) -> bool:
     """Whether two plans give the same on three steps of random numbers, shaped like a chunk's.
 
-    A plan that can find rows by an index is tried both ways: a later chunk may want the other.
+    A plan that can find rows by an index is tried both ways: a later chunk may want the other. Without `save`
+    the kernels are other machine code, and there is no index.
     """
     device = like.zx.device
     dice = torch.Generator(device).manual_seed(1)
@@ -76,14 +77,14 @@ def agree(like: Chunk, one: Plan, other: Plan) -> bool:
         drawn(like.h_0), drawn(like.c_0), drawn(like.mask), drawn(like.b_h), like.unit,
     )  # fmt: skip
     dh = drawn(chunk.zx[..., :H].contiguous())
-    ways = [(chunk, other), (chunk, one), *([(by_rows(chunk, dice), one)] if reads_rows(chunk, one) else [])]
+    ways = [(chunk, other), (chunk, one)]
+    if save and reads_rows(chunk, one):
+        ways.append((by_rows(chunk, dice), one))
     results = []
     for tried, plan in ways:
-        saved = forward(tried, plan, save=True)
-        # Without gradients it is other machine code, which is given no index.
-        bare = saved if tried.rows is not None else forward(tried, plan, save=False)
-        dx = backward(tried, saved, dh, None, None, plan).dx
-        results.append((saved.h.float(), bare.h.float(), dx.float()))
+        saved = forward(tried, plan, save)
+        dx = [backward(tried, saved, dh, None, None, plan).dx] if save else []
+        results.append([x.float() for x in (saved.h, *dx)])
     wanted, *found = results
     apart = [(a - b).norm() / b.norm() for result in found for a, b in zip(result, wanted, strict=True)]
     failed = faults.failed(device)

@@ -176,7 +176,7 @@ def infer(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """h of all steps (T, B, HP) and the last h and c; nothing is kept for a backward."""
     chunk = _chunk(spec, w, x, low, h_0, c_0, mask)
-    saved = steps.forward(chunk, plan_for(chunk), save=False)
+    saved = steps.forward(chunk, plan_for(chunk, save=False), save=False)
     return saved.h[1:], saved.h[-1], saved.c_T
 
 

@@ -85,7 +85,7 @@ def _forward(
     # A kernel starts on the current device, which autograd sets for the backward by itself.
     with torch.cuda.device(zx.device):
         chunk = Chunk(mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit)
-        h, *kept = saved = steps.forward(chunk, plan_for(chunk), save)
+        h, *kept = saved = steps.forward(chunk, plan_for(chunk, save), save)
         c, z, a, m, r = kept if save else (x.new_empty(0) for x in kept)
         return h, saved.c_T.clone(), c, z, a, m, r
 
