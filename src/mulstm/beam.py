@@ -45,9 +45,9 @@ def beam(
     last = alphabet.special("stop")
     silent = range(len(alphabet.symbols), alphabet.size)  # specials: only the stop says something
     never = [*impossible(model), *(symbol for symbol in silent if symbol != last)]
-    scores = torch.zeros(1, dtype=torch.float64)
+    scores = torch.zeros(1, dtype=torch.float64, device="cpu")
     texts = [b""]
-    ended = torch.zeros(1, dtype=torch.bool)
+    ended = torch.zeros(1, dtype=torch.bool, device="cpu")
     for _ in range(length):
         steps = require_numbers(predictor.log_probs())
         steps[:, never] = -math.inf
@@ -66,7 +66,7 @@ def beam(
             for parent, symbol, over in zip(parents.tolist(), symbols.tolist(), before.tolist(), strict=True)
         ]
         stopped = [bool(stop) and text.endswith(stop) for text in texts]
-        ended = before | torch.tensor(stopped) | (symbols == (-1 if last is None else last))
+        ended = before | torch.tensor(stopped, device="cpu") | (symbols == (-1 if last is None else last))
         if ended.all():
             break
         predictor.follow(parents)

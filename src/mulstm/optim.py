@@ -54,7 +54,7 @@ def build(optimiser: OptimiserRecipe, named: Named, rate: Tensor) -> torch.optim
         lr=rate,
         betas=(optimiser.beta1, optimiser.beta2),
         eps=optimiser.epsilon,
-        fused=True,
+        fused=all(tensor.is_contiguous() for _, tensor in parameters),  # the kernel knows no strides
         capturable=rate.is_cuda,
     )
 
@@ -72,9 +72,13 @@ class NormalisedRMSprop(torch.optim.Optimizer):
     """
 
     def __init__(self, parameters: Iterable[Tensor], rate: Tensor, decay: float, epsilon: float) -> None:
-        super().__init__(parameters, {"lr": rate})
-        self.decay = decay
-        self.epsilon = epsilon
+        super().__init__(parameters, {"lr": rate, "decay": decay, "epsilon": epsilon})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # of an older version
+            group.setdefault("decay", self.defaults["decay"])
+            group.setdefault("epsilon", self.defaults["epsilon"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """One group only: an update has one length."""
@@ -105,11 +109,11 @@ class NormalisedRMSprop(torch.optim.Optimizer):
         squares = [self.state[parameter]["mean_square"] for parameter in parameters]
         torch._foreach_add_(steps, 1)
         j = torch.stack(steps)  # of each: one may have joined late
-        decay = torch.where(j < 10, 1 - 1 / j, torch.full_like(j, self.decay))
+        decay = torch.where(j < 10, 1 - 1 / j, torch.full_like(j, group["decay"]))
         for square, gradient, share in zip(squares, gradients, (1 - decay).unbind(), strict=True):
             square.lerp_(gradient * gradient, share.to(square.dtype))
         roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, self.epsilon)
+        torch._foreach_add_(roots, group["epsilon"])
         moves = torch._foreach_div(gradients, roots)
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(moves)))
         # A gradient of exactly zero moves nothing; dividing by its length would.

@@ -70,7 +70,7 @@ class Predictor:
         """(lanes, N): the natural logarithm of the next symbol's distribution, float64 on the CPU."""
         if self._logits is None:
             size = self.alphabet.size
-            return torch.full((self.lanes, size), -math.log(size), dtype=torch.float64)
+            return torch.full((self.lanes, size), -math.log(size), dtype=torch.float64, device="cpu")
         logits = self._logits.to("cpu", torch.float64)
         check_kernels(self.device)
         return torch.log_softmax(logits, dim=-1)
@@ -91,7 +91,7 @@ class Predictor:
         )
         if given.dtype.kind not in "iu" or is_outside:
             raise ValueError(f"Symbols are whole numbers from 0 to {self.alphabet.size - 1}. Give such.")
-        x = torch.as_tensor(given).to(self.device, torch.long)
+        x = torch.as_tensor(given, device="cpu").to(self.device, torch.long)
         x = x.unsqueeze(-1) if x.dim() == 1 else x
         if x.dim() != 2 or x.shape[0] != self.lanes:
             raise ValueError(

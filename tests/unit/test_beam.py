@@ -134,3 +134,19 @@ def test_a_model_without_numbers() -> None:
         model.W_out.fill_(float("nan"))
     with pytest.raises(CheckpointError, match="no numbers"):
         beam(model, ALPHABET, b"a")
+
+
+def test_a_default_device_is_for_what_has_none() -> None:
+    model = made()
+
+    def used() -> list[Any]:
+        drawn = list(sample(model, ALPHABET, b"a", Sampling(length=4)))
+        return [drawn, beam(model, ALPHABET, b"a", width=3, length=4)]
+
+    wanted = used()
+    try:
+        torch.set_default_device("meta")
+        assert used() == wanted
+        assert Predictor(model, ALPHABET).log_probs().device.type == "cpu"
+    finally:
+        torch.set_default_device(None)

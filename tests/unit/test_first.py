@@ -42,3 +42,14 @@ def test_texts_that_begin_inside_a_chunk(recipe: ModelRecipe) -> None:
     torch.testing.assert_close(logits[:1, :4], before, rtol=0, atol=1e-12)
     torch.testing.assert_close(logits[1:, :7], model(x[1:, :7])[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(logits[1:, 7:], model(x[1:, 7:])[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.cell}-{r.unit}-{r.layers}")
+def test_what_is_no_number_is_forgotten_too(recipe: ModelRecipe) -> None:
+    model = LanguageModel(recipe, N)
+    x, first = torch.randint(N, (2, T)), torch.zeros(2, T, dtype=torch.bool)
+    first[:, 0] = True
+    state = tuple(
+        s._replace(h=s.h.fill_(float("nan")), c=s.c.fill_(float("inf"))) for s in model.zero_state(2)
+    )
+    torch.testing.assert_close(model(x, state, first=first)[0], model(x)[0], rtol=0, atol=1e-6)

@@ -228,3 +228,19 @@ def test_frozen_weights_are_kept_while_another_module_learns(monkeypatch: pytest
     for _ in range(2):
         learn()
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_frozen_weights_that_another_model_trains_are_not_stale(kind: type[torch.optim.Optimizer]) -> None:
+    learner, frozen = make(ModelRecipe(hidden=6)), make(ModelRecipe(hidden=6))
+    frozen.load_state_dict(learner.state_dict(), assign=True)
+    frozen.eval().requires_grad_(False)
+    x = torch.randint(9, (2, 3))
+    with torch.no_grad():
+        before = frozen(x)[0]
+    learner(x)[0].square().sum().backward()
+    kind(learner.parameters(), lr=0.1, fused=True).step()  # leaves the versions as they were
+    with torch.no_grad():
+        after = frozen(x)[0]
+        torch.testing.assert_close(after, learner(x)[0])
+    assert not torch.allclose(before, after)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -93,3 +96,11 @@ def test_drop_connect_is_for_what_h_is_multiplied_by(cell: str, names: list[str]
 def test_embedding_dropout_needs_an_embedding() -> None:
     with pytest.raises(RecipeError, match="one-hot"):
         make(ModelRecipe(hidden=4)).draw_masks(2, DropoutRecipe(embedding=0.5))
+
+
+@pytest.mark.parametrize("share", [1.0, np.float32(1), np.float64(-0.5), float("nan")])
+def test_shares_that_cannot_be_dropped(share: float) -> None:
+    with pytest.raises(RecipeError, match="cannot be dropped"):
+        make(ModelRecipe(hidden=4)).draw_masks(
+            2, SimpleNamespace(embedding=0, hidden=share, output=0, weights=0)
+        )

@@ -76,3 +76,15 @@ def test_library() -> None:
     assert torch.autograd.gradcheck(_affine, (x, W, b))
     torch.library.opcheck(_affine, (x, W, b))
     assert torch.autograd.gradgradcheck(_affine, (x, W, b))
+
+
+def test_other_shapes_are_linears_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SMALLEST", 0)
+    x, W = torch.randn(20, 8), torch.randn(16, 8)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        affine(x, torch.randn(16, 12))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        affine(x, torch.randn(16, 4))
+    one = torch.ones(1)
+    torch.testing.assert_close(affine(x, W, one), linear(x, W, one))  # a bias for all
+    torch.testing.assert_close(affine(x, W[0]), linear(x, W[0]))

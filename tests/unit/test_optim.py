@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 
 import numpy as np
@@ -233,3 +235,40 @@ def test_state_is_put_back_for_names_that_can_be_read_once_only() -> None:
         second, model.named_parameters(), optim.state_tensors(first, model.named_parameters())
     )
     assert len(second.state) == len(first.state) > 0
+
+
+def test_rmsprop_can_be_copied_and_takes_older_states() -> None:
+    W = torch.nn.Parameter(torch.ones(3))
+    optimiser = optim.NormalisedRMSprop([W], torch.tensor(0.5), 0.95, 1e-8)
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(optimiser)))
+    (V,) = twin.param_groups[0]["params"]
+    for p, o in ((W, optimiser), (V, twin)):
+        for k in range(12):
+            p.grad = torch.tensor([1.0, 2.0, k])
+            o.step()
+    assert W.equal(V)
+    older = optimiser.state_dict()
+    for key in ("decay", "epsilon"):
+        del older["param_groups"][0][key]
+    optimiser.load_state_dict(older)
+    optimiser.step()
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("how", ["every second", "transposed"])
+def test_parameters_that_lie_otherwise_in_memory(name: str, how: str) -> None:
+    recipe, rate = OptimiserRecipe(name=name, weight_decay=0.1), torch.tensor(0.1)
+    wide = torch.randn(6, 14)
+    odd = wide[:, ::2] if how == "every second" else torch.randn(7, 6).t()
+    beside = wide[:, 1::2].clone()
+    named = [("W", torch.nn.Parameter(odd))]
+    plain = [("W", torch.nn.Parameter(odd.detach().clone(memory_format=torch.contiguous_format)))]
+    pairs = [(x, optim.build(recipe, x, rate)) for x in (named, plain)]
+    for k in range(4):
+        for x, optimiser in pairs:
+            x[0][1].grad = torch.randn(6, 7, generator=torch.Generator().manual_seed(k))
+            optimiser.step()
+            state = {n: t.contiguous() for n, t in optim.state_tensors(optimiser, x).items()}
+            optim.load_state_tensors(optimiser, x, state)
+    torch.testing.assert_close(named[0][1], plain[0][1])
+    assert beside.equal(wide[:, 1::2])

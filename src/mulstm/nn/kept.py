@@ -19,9 +19,12 @@ T = TypeVar("T")
 _steps = 0  # of all optimisers in this process
 
 
-def _count(*_: Any) -> None:
+def _count(optimiser: torch.optim.Optimizer, *_: Any) -> None:
     global _steps
     _steps += 1
+    # A fused step leaves versions as they were; others may hold these very tensors, and frozen.
+    fused = [p for group in optimiser.param_groups if group.get("fused") for p in group["params"]]
+    torch.autograd.graph.increment_version([p for p in fused if not p.is_inference()])
 
 
 register_optimizer_step_post_hook(_count)
@@ -30,11 +33,11 @@ register_optimizer_step_post_hook(_count)
 class Kept(Generic[T]):
     """One value and the parameters it was made of.
 
-    A change in place is seen by the parameter's version, a new tensor by its address. Fused optimisers
-    leave the version as it was, so a step of any optimiser counts as a change too, unless all parameters
-    are frozen; and modules `forget` whenever they run with gradients. What goes past autograd altogether
-    (`.data`, memory shared with NumPy, a collective of torch.distributed, the replay of a CUDA graph) is
-    not seen: then call `forget`.
+    A change in place is seen by the parameter's version, a new tensor by its address. Other people's fused
+    optimisers may leave the version as it was, so a step of any optimiser counts as a change too, unless all
+    parameters are frozen; and modules `forget` whenever they run with gradients. What goes past autograd
+    altogether (`.data`, also of a tensor tied through it, memory shared with NumPy, a fused kernel called by
+    itself, a collective of torch.distributed, the replay of a CUDA graph) is not seen: then call `forget`.
     """
 
     def __init__(self) -> None:

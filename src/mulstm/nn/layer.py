@@ -185,6 +185,7 @@ class Layer(nn.Module):
             if mx is None and px is None:
                 return self._pieces(w, zx, state, mask, backend, symbols, first)
             mx, zx, px = shut(mx, zx, px, first, self.hidden)
+            state = begun(state, first[0])
         if w.W_hh is not None:
             assert symbols is not None
             require_plain(backend)
@@ -210,12 +211,17 @@ class Layer(nn.Module):
         cuts = [t for t in torch.nonzero(first.any(dim=1)).flatten().tolist() if t > 0]
         hs = []
         for low, high in zip([0, *cuts], [*cuts, zx.shape[0]], strict=True):
-            keep = ~first[low].unsqueeze(-1)
-            state = State(state.h * keep.to(state.h.dtype), state.c * keep.to(state.c.dtype))
+            state = begun(state, first[low])
             part = None if symbols is None else symbols[low:high]
             h, state = self(w, None, zx[low:high], None, state, mask, backend, part)
             hs.append(h)
         return torch.cat(hs), state
+
+
+def begun(state: State, first: Tensor) -> State:
+    """Zero in the lanes (B) where a text begins: no factor shuts out what is no number."""
+    begins = first.unsqueeze(-1)
+    return State(state.h.masked_fill(begins, 0), state.c.masked_fill(begins, 0))
 
 
 def shut(

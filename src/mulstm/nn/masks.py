@@ -31,7 +31,7 @@ def draw_masks(
     r, device = model.recipe, model.W_out.device
 
     def draw(p: float | Tensor, *shape: int) -> Tensor | None:
-        if isinstance(p, (int, float)) and not 0 < p < 1:
+        if not isinstance(p, Tensor) and not 0 < p < 1:
             if p == 0:
                 return None
             raise RecipeError(f"A share of {p} cannot be dropped. Give a number from 0 to less than 1.")

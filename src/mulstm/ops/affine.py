@@ -17,14 +17,16 @@ def affine(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
         return torch.nn.functional.linear(x, W, b)
     rows = x.numel() // x.shape[-1]
     large = rows * W.shape[0] * x.dtype.itemsize >= memory.SMALLEST
-    if not large or not _alike(x, W, b) or modes.objection() is not None:
+    if not large or not _fits(x, W, b) or modes.objection() is not None:
         return torch.nn.functional.linear(x, W, b)
     y: Tensor = _affine(x.reshape(rows, -1), W, b)
     return y.view(*x.shape[:-1], -1)
 
 
-def _alike(x: Tensor, W: Tensor, b: Tensor | None) -> bool:
-    """Whether all are of one type, and of the one that autocast asks for."""
+def _fits(x: Tensor, W: Tensor, b: Tensor | None) -> bool:
+    """Whether shapes are as they should be, and all of one type, the one that autocast asks for."""
+    if W.dim() != 2 or W.shape[1] != x.shape[-1] or (b is not None and b.shape != W.shape[:1]):
+        return False
     asked = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     return asked == x.dtype == W.dtype == (x.dtype if b is None else b.dtype)
 
