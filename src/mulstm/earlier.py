@@ -141,8 +141,8 @@ def settle_best(folder: Path, progress: Progress) -> None:
         better.unlink()
 
 
-def tidy(folder: Path, update: int) -> None:
-    """Takes away what a killed run left half-written, its log lines after the last checkpoint, and a record.
+def tidy(folder: Path, logged: int) -> None:
+    """Takes away what a killed run left half-written, log lines that its last checkpoint lacks, and a record.
 
     The record is that of a run whose time was over: of what comes now it would say nothing.
     """
@@ -151,6 +151,6 @@ def tidy(folder: Path, update: int) -> None:
     for left in (*folder.glob(".*.tmp"), *folder.glob(".tmp*")):
         left.unlink(missing_ok=True)
     lines = runs.read_log(folder)
-    kept = [line for line in lines if line["update"] <= update]
+    kept = [line for line in lines if line["update"] <= logged]
     if len(kept) < len(lines):
         files.write_atomic(folder / "log.jsonl", "".join(files.json_line(line) for line in kept))

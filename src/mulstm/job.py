@@ -75,11 +75,19 @@ class Job:
         return self.update.averaged or self.update.model
 
     @property
-    def is_validation_due(self) -> bool:
-        """Whether the update just made is followed by a validation that has not been made yet."""
+    def is_milestone(self) -> bool:
+        """Whether the update just made is one that every run of this recipe validates."""
         n = self.progress.update
-        every = self.recipe.evaluate.every or -(-self.total // 10)
-        if n == self.progress.validated or (n != self.total and n % every):
+        return n == self.total or n % (self.recipe.evaluate.every or -(-self.total // 10)) == 0
+
+    @property
+    def is_validation_due(self) -> bool:
+        """Whether the update just made is followed by a validation that has not been made yet.
+
+        With patience that of a run whose time is over is: its last model may be the best.
+        """
+        is_last = self.is_cut and self.recipe.evaluate.patience
+        if self.progress.update == self.progress.validated or not (self.is_milestone or is_last):
             return False
         # Asked last: records are counted one by one.
         return self.corpus.split("valid").symbols_count > 0
@@ -144,7 +152,7 @@ def build(
 
     def put_in_order() -> None:
         earlier.settle_best(folder, job.progress)
-        earlier.tidy(folder, job.progress.update)
+        earlier.tidy(folder, job.progress.logged)
 
     share.by_first(put_in_order)
     return job

@@ -45,6 +45,7 @@ class Progress:
     logged: int = 0  # `update` at the last line of the log
     since: float = 0.0  # `seconds` at that line
     nats: float = 0.0  # summed up since then
+    symbols: float = 0.0  # that these are the nats of
     norms: float = 0.0
 
 

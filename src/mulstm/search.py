@@ -71,10 +71,12 @@ def search(
         if share.count > 1:
             raise RunError("A search runs in one process. Start it without torchrun.")
         texts: dict[DataRecipe, tuple[Corpus, dict[str, Any]]] = {}
-        for trial in trials:  # one without a validation part is told before any work, too
+        for trial in trials:  # what one of them cannot have is told before any work, too
             if trial.recipe.data not in texts:
                 text = _with_a_valid_part(trial.recipe, share, data_dir)
                 texts[trial.recipe.data] = text, jobs.corpus_facts(text)
+            jobs.backend_of(trial.recipe, share)
+            jobs.lanes(trial.recipe, texts[trial.recipe.data][0], 0)
         for n, trial in enumerate(trials, 1):
             what = f"trial {n} of {len(trials)}: {' '.join(trial.changes) or 'as it is'}"
             corpus, facts = texts[trial.recipe.data]
@@ -94,8 +96,7 @@ def search(
             if note is not None:
                 note(what)
             is_begun = True
-            result = _run(trial, share, corpus, what, is_shown=note is not None)
-            _append(out, result)
+            result = _run(trial, share, corpus, what, out, is_shown=note is not None)
             known.append(result)
             found.append(result)
     return found
@@ -113,8 +114,10 @@ def _with_a_valid_part(recipe: Recipe, share: parallel.Share, data_dir: str | Pa
     return corpus
 
 
-def _run(trial: Trial, share: parallel.Share, corpus: Corpus, what: str, *, is_shown: bool) -> Result:
-    """One trial, in a folder that goes away with it."""
+def _run(
+    trial: Trial, share: parallel.Share, corpus: Corpus, what: str, out: Path, *, is_shown: bool
+) -> Result:
+    """One trial, in a folder that goes away with it; its line is written before a late signal acts."""
     with tempfile.TemporaryDirectory(prefix="mulstm-") as folder, contextlib.ExitStack() as stack:
         job = jobs.build(
             trial.recipe,
@@ -140,6 +143,7 @@ def _run(trial: Trial, share: parallel.Share, corpus: Corpus, what: str, *, is_s
         if jobs.is_another(corpus, job.facts):
             raise RunError(f"The text changed during {what}. Put it back as it was, and search again.")
         result = _result(trial, job, diverged)
+        _append(out, result)
         del job
     if share.device.type == "cuda":
         torch.cuda.empty_cache()  # the next one's graph wants a pool of its own

@@ -166,7 +166,8 @@ def look(job: Job) -> None:
     """Waits for the device and takes in what it has summed up; stops the run if that is no number."""
     progress, totals = job.progress, job.update.totals
     job.share.sum([totals])
-    nats, norms = (value / job.share.count for value in totals.tolist())
+    nats, symbols, norms = totals.tolist()
+    norms /= job.share.count
     totals.zero_()
     (failed,) = job.share.largest(float(packed.has_failed(totals.device)))
     if failed:
@@ -178,27 +179,25 @@ def look(job: Job) -> None:
         what = "gradient" if math.isfinite(nats) else "loss"
         raise _diverged(job, f"The {what} is")
     progress.nats += nats
+    progress.symbols += symbols
     progress.norms += norms
 
 
 def attend(job: Job) -> None:
     """What falls due between two updates: validation, a line of the log, a checkpoint, a signal."""
     progress, n = job.progress, job.progress.update
+    if job.limit < math.inf:
+        # The first process's clock is the one that is saved: by it a run had its time, or goes on.
+        over = job.share.first and progress.seconds >= job.limit
+        job.is_cut = bool(job.share.largest(float(over))[0])
     bits = validate(job) if job.is_validation_due else None
     # A validation that a signal ended is made, and logged, when the run goes on.
-    if job.is_log_due and not job.is_validation_due:
+    if (job.is_log_due or (job.is_cut and n > progress.logged)) and not job.is_validation_due:
         log(job, bits)
     elif n > progress.logged:
-        _show(job, progress.nats / (n - progress.logged))
+        _show(job, progress.nats / max(progress.symbols, 1))
     stale = time.monotonic() - job.saved >= job.recipe.train.save_every
-    # The first process's clock is the one that is saved: by it a run had its time, or goes on.
-    over = job.share.first and progress.seconds >= job.limit
-    signum, is_save_due, is_cut = job.share.largest(
-        job.signals[0] if job.signals else 0, float(stale), float(over)
-    )
-    job.is_cut = bool(is_cut)
-    if job.is_cut and not signum and n > progress.logged:
-        log(job, bits)
+    signum, is_save_due = job.share.largest(job.signals[0] if job.signals else 0, float(stale))
     if is_save_due or signum:
         save(job)
     if signum:
@@ -236,7 +235,7 @@ def validate(job: Job) -> float | None:
         # Without patience the last model counts: a folder must not stand for another than its record.
         if recipe.patience:
             job.share.by_first(lambda: _write_model(job, earlier.BETTER, bits))
-    else:
+    elif job.is_milestone:  # where its time was over, a run that goes on is to take the same course
         progress.stale += 1
         if recipe.patience and progress.stale >= recipe.patience and progress.update < job.total:
             progress.stopped = f"{progress.stale} validations without a gain"
@@ -247,8 +246,8 @@ def log(job: Job, valid_bits: float | None) -> None:
     """One line of log.jsonl about the updates since the last."""
     progress, recipe = job.progress, job.recipe
     count = progress.update - progress.logged
-    nats = progress.nats / count
-    speed = count * recipe.train.lanes * recipe.train.chunk / max(progress.seconds - progress.since, 1e-9)
+    nats = progress.nats / max(progress.symbols, 1)
+    speed = progress.symbols / max(progress.seconds - progress.since, 1e-9)
     line = {
         "update": progress.update,
         "epoch": progress.update / job.epoch,
@@ -263,7 +262,7 @@ def log(job: Job, valid_bits: float | None) -> None:
     if job.screen is not None:
         _show(job, nats, valid_bits)
     progress.logged, progress.since = progress.update, progress.seconds
-    progress.nats = progress.norms = 0.0
+    progress.nats = progress.symbols = progress.norms = 0.0
 
 
 def _write_line(job: Job, line: dict[str, Any]) -> None:

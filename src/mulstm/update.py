@@ -55,7 +55,8 @@ class Update:
             }
         )
         self.loss = torch.zeros_like(self.rate)
-        self.totals = torch.zeros(2, dtype=torch.float64, device=device)  # losses, gradient norms
+        # nats, the symbols they are of, gradient norms
+        self.totals = torch.zeros(3, dtype=torch.float64, device=device)
         self.optimiser = optim.build(recipe.optimiser, self.named, self.rate)
         self.averaged: LanguageModel | None = copy.deepcopy(model) if train.ema else None
         self.pairs: Pairs[Tensor] | None = None  # of the chunk in the buffer, where they are of use
@@ -112,7 +113,8 @@ class Update:
                 for mean, parameter in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
                     mean.lerp_(parameter, self.blend.to(mean.dtype))
             self.loss.copy_(loss)
-            self.totals += torch.stack([part * self.share.count, norm])
+            count = torch.full_like(loss, y.numel()) if first is None else (y >= 0).sum().to(loss.dtype)
+            self.totals += torch.stack([loss * count, count, norm])
 
     def _masks(self) -> Masks | None:
         """Drawn for the lanes of all processes, so that each draws the same and takes its own."""

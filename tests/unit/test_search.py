@@ -157,7 +157,15 @@ def test_a_signal_at_the_end_of_a_trial_ends_it_too(
     monkeypatch.setattr(search, "_result", late)
     with pytest.raises(KeyboardInterrupt):
         search.search([trial(tiny, "optimiser.rate=1e-3"), trial(tiny, "optimiser.rate=1e-2")], out=out)
-    assert trials.read(out) == []
+    assert len(trials.read(out)) == 1  # of what was done, nothing is lost
+
+
+def test_a_trial_that_cannot_be_run_is_told_before_any_work(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "run_updates", lambda job: pytest.fail("a trial was begun"))
+    with pytest.raises(DataError, match="lanes"):
+        search.search([trial(tiny), trial(tiny, "train.lanes=5000")], out=tmp_path / "search.jsonl")
 
 
 def test_no_trial_is_begun_after_its_time(

@@ -69,10 +69,13 @@ def test_an_end_takes_away_what_is_half_written(kind: signal.Signals, tmp_path: 
 
 
 @pytest.mark.parametrize(("kind", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_an_end_waits_for_the_compiler(kind: signal.Signals, end: type[BaseException]) -> None:
+@pytest.mark.parametrize("module", ["llvmlite.x", "torch._C", "numpy"])
+def test_an_end_waits_for_what_calls_back(
+    kind: signal.Signals, end: type[BaseException], module: str
+) -> None:
     before = signal.getsignal(kind)
     with leaving():
-        exec("signal.raise_signal(kind)", {"__name__": "llvmlite.x", "signal": signal, "kind": kind})
+        exec("signal.raise_signal(kind)", {"__name__": module, "signal": signal, "kind": kind})
         with pytest.raises(end):  # only now
             time.sleep(30)
     assert signal.getsignal(kind) == before

@@ -308,3 +308,14 @@ def test_of_several_files_in_a_tar_the_one_of_its_name(tmp_path: Path) -> None:
         archive.add(tmp_path / "made", "made/made")
     found = load(tmp_path / "made.tar.gz").text
     assert found.read(0, len(found)).tobytes() == TEXT
+
+
+def test_a_file_put_in_the_place_of_another_is_another(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("one")
+    before, status = store.key_of(file), file.stat()
+    time.sleep(0.02)  # a clock has ticks
+    file.write_text("two")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_mtime_ns == status.st_mtime_ns
+    assert store.key_of(file) != before

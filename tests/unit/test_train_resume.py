@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import signal
 from dataclasses import replace
@@ -120,6 +121,60 @@ def test_a_run_whose_time_is_over_ends_its_log_between_two_lines(
     assert [line["update"] for line in runs.read_log(cut)] == [1]
     run(recipe, tmp_path, resume_from="auto")
     assert [line["update"] for line in runs.read_log(cut)] == [1, 6, 12]
+
+
+@pytest.mark.parametrize(("last", "best"), [(4.0, 6), (5.5, 5), (6.0, 5)])
+def test_the_last_model_of_a_run_whose_time_is_over_may_be_its_best(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float, best: int
+) -> None:
+    recipe = tiny("evaluate.every=5", "evaluate.patience=2")
+    costs = {5: 5.0, 6: last, 10: 5.2, 12: 5.1}
+    progress = Progress()
+
+    def valid(*given: Any, **named: Any) -> Any:
+        return SimpleNamespace(bits_per_char=costs[progress.update], symbols=9)
+
+    def watch(work: job.Job) -> None:
+        nonlocal progress
+        progress = work.progress
+        if work.limit < math.inf:
+            at_update(monkeypatch, 6, lambda: setattr(work, "limit", 0.0))
+        updates(work)
+
+    updates = train.run_updates
+    monkeypatch.setattr(train, "evaluate", valid)
+    monkeypatch.setattr(train, "run_updates", watch)
+    record, folder = run(recipe, tmp_path, minutes=60)
+    assert (record["updates"], record["best_valid_update"], record["complete"]) == (6, best, False)
+    assert checkpoint.load(folder).meta["metrics"]["update"] == best
+    assert runs.read_log(folder)[-1]["valid_bits_per_char"] == last
+    assert progress.stale == 0  # a whole run has no validation here
+    record, _ = run(recipe, tmp_path, resume_from="auto")
+    assert (record["updates"], record["best_valid_update"], record["stopped"]) == (12, best, "")
+
+
+def test_a_line_of_the_log_is_written_once(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny("evaluate.every=5")
+    real = train.evaluate
+
+    def interrupted(*given: Any, progress: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        progress(1, 1.0)
+        return real(*given, progress=progress, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate", interrupted)
+        with pytest.raises(train.RunInterruptedError, match="update 5 of 12"):
+            run(recipe, tmp_path)
+    with monkeypatch.context() as patch:  # line 5 is written, and the run dies before it is saved
+        at_update(patch, 2, lambda: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            run(recipe, tmp_path, resume_from="auto")
+    _, folder = run(recipe, tmp_path, resume_from="auto")
+    lines = [line["update"] for line in runs.read_log(folder)]
+    assert lines == sorted(set(lines))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +398,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("place", "reached"), [("mulstm.resume.save", (7, 4)), ("mulstm.earlier.settle_best", (8, 8))]
+    ("place", "reached"), [("mulstm.resume.save", (7, 7)), ("mulstm.earlier.settle_best", (8, 8))]
 )
 def test_a_killed_run_finds_no_best_model_of_its_future(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, reached: tuple[int, int]

@@ -67,8 +67,20 @@ def test_updates_equal_a_plain_loop(plain: Recipe) -> None:
 def test_totals_are_summed_on_the_device(plain: Recipe) -> None:
     update = fresh(plain)
     losses = [float(update(*chunk(k), rate=0.01)) for k in range(3)]
-    assert float(update.totals[0]) == pytest.approx(sum(losses))
-    assert float(update.totals[1]) > 0
+    nats, symbols, norms = update.totals.tolist()
+    assert nats == pytest.approx(40 * sum(losses))
+    assert symbols == 3 * 40
+    assert norms > 0
+
+
+def test_totals_of_records_count_what_is_predicted(plain: Recipe) -> None:
+    update = fresh(replace(plain, data=replace(plain.data, records="lines")))
+    x, y = chunk(0)
+    few = np.where(np.arange(10) < 2, y, -1)
+    losses = [float(update(x, part, rate=0.0, first=np.zeros((4, 10), dtype=bool))) for part in (y, few)]
+    nats, symbols, _ = update.totals.tolist()
+    assert symbols == 40 + 8
+    assert nats == pytest.approx(40 * losses[0] + 8 * losses[1], rel=1e-6)
 
 
 def test_refresh_runs_the_chunk_again_with_the_new_weights(plain: Recipe) -> None:
@@ -177,7 +189,8 @@ def test_shares_of_the_lanes_add_up(tiny: Callable[..., Recipe]) -> None:
     whole(*chunk(0), rate=0.0)
     losses = [float(share(*chunk(0), rate=0.0)) for share in shares]
     assert sum(losses) / 2 == pytest.approx(float(whole.loss), rel=1e-5)
-    assert sum(float(s.totals[0]) for s in shares) / 2 == pytest.approx(float(whole.totals[0]), rel=1e-5)
+    for k in range(2):
+        assert sum(float(s.totals[k]) for s in shares) == pytest.approx(float(whole.totals[k]), rel=1e-5)
     for k, parameter in enumerate(whole.parameters):
         both = shares[0].parameters[k].grad + shares[1].parameters[k].grad
         assert rms(both, parameter.grad) < 1e-5

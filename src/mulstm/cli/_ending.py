@@ -18,11 +18,11 @@ AGAIN = 0.1  # seconds
 def leaving() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP end the program as Ctrl-C does, by an exception: what was half written goes.
 
-    While LLVM is at work none may be raised: the signal is sent again a moment later.
+    While LLVM is at work, or torch is imported, none may be raised: the signal is sent again a moment later.
     """
 
     def leave(earlier: signals.Earlier, number: int, frame: FrameType | None) -> None:
-        if _is_compiling(frame):
+        if _is_held_back(frame):
             again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()
@@ -35,10 +35,15 @@ def leaving() -> Iterator[None]:
         yield
 
 
-def _is_compiling(frame: FrameType | None) -> bool:
-    """Whether LLVM may be at work: it calls back into Python, and what is raised there is lost, or kills."""
+def _is_held_back(frame: FrameType | None) -> bool:
+    """Whether machine code calls back into Python, where what is raised is lost, or kills.
+
+    LLVM does; and so does torch, which imports NumPy so.
+    """
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] in ("numba", "llvmlite"):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        is_import = frame.f_code.co_name == "<module>"
+        if package in ("numba", "llvmlite") or (package in ("torch", "numpy") and is_import):
             return True
         frame = frame.f_back
     return False

@@ -44,7 +44,8 @@ def cache_folder() -> Path:
 def key_of(file: Path, *more: str) -> str:
     """Sixteen hexadecimal digits that differ when a file, or what is made of it, is another one."""
     status = file.stat()
-    facts = " ".join([str(file.resolve()), str(status.st_size), str(status.st_mtime_ns), *more])
+    times = str(status.st_mtime_ns), str(status.st_ctime_ns)  # the one can be set, the other tells when
+    facts = " ".join([str(file.resolve()), str(status.st_size), *times, *more])
     return hashlib.sha256(facts.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
