@@ -176,13 +176,31 @@ def test_the_others_are_compared_and_drawn(call: Call, trained: Path, note: Path
     assert ours["bits_per_byte_with_model"] > ours["bits_per_byte"] > 0
 
 
-@pytest.mark.parametrize("options", [("--figure", "size.svg"), ("--bench", "-o", "x.mul")])
-def test_what_would_not_be_written_is_refused(
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--figure", "size.svg"),
+        ("--bench", "-o", "x.mul"),
+        ("--bench", "--static"),
+        ("--bench", "--no-verify"),
+    ],
+)
+def test_what_would_be_of_no_effect_is_refused(
     options: tuple[str, ...], call: Call, note: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = call("compress", "nosuch", note, *options)
     assert (code, out, "--bench" in err) == (2, "", True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--lanes", 20_000), ("--block", 300_000_000), ("--coder", "x"), ("--device", "x")]
+)
+def test_options_are_looked_at_before_any_work(
+    option: str, value: object, call: Call, trained: Path, note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mulstm.codec.source.open_model", lambda path: pytest.fail("a model was made"))
+    assert call("compress", trained, note, option, value).code == 3
 
 
 @pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])

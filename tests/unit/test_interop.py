@@ -357,3 +357,23 @@ def test_the_head_map_of_an_exported_file_is_told(tmp_path: Path) -> None:
         "unirep", model, tmp_path / "u.npz"
     )
     assert interop.export_model("unirep", model, tmp_path / "folder") == ""  # which has this map only
+
+
+def test_what_an_import_takes_for_granted_is_told() -> None:
+    with_head, without = (
+        tape.from_arrays(foreign.tape(head=head).arrays, "unirep", "") for head in (True, False)
+    )
+    assert "--compare" in interop.assumed("tape", with_head, "", "")[0]
+    assert interop.assumed("tape", with_head, "unirep", "") == interop.assumed("tape", without, "", "") == []
+    letters = chainer.from_arrays(foreign.chainer().arrays, "")
+    assert "--vocabulary" in interop.assumed("chainer", letters, "", "")[0]
+    assert interop.assumed("chainer", letters, "", "my.txt") == []
+
+
+@pytest.mark.parametrize("name", ["openai", "nvidia"])
+def test_that_a_record_is_read_as_a_review_is_told(name: str, tmp_path: Path) -> None:
+    module, make = interop.FORMATS[name], getattr(foreign, name)
+    weights = module.from_arrays(make().arrays, "")
+    assert interop._unsaid(name, weights, tmp_path) == ""
+    weights.source["convention"] = ""
+    assert "reads every record as one" in interop._unsaid(name, weights, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,25 @@ def test_a_folder_for_the_hub_and_back(tmp_path: Path) -> None:
     assert "license: cc-by-nc-4.0" in card
     assert "| valid_bits_per_char | 1.5 |" in card
     assert "# my-model" in card
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_folder_from_before_a_key_was_added(whole: bool, tmp_path: Path) -> None:
+    loaded = saved(tmp_path)
+    if whole:
+        loaded = replace(loaded, recipe=replace(loaded.recipe, name="mine"))
+    hub.save_pretrained(loaded, tmp_path / "old")
+    config = tmp_path / "old" / "config.json"
+    stated = json.loads(config.read_text())
+    del stated["recipe"]["model"]["learn_b_h"]
+    if whole:
+        del stated["recipe"]["data"]["protocol"], stated["recipe"]["evaluate"]
+    config.write_text(json.dumps(stated))
+    assert hub.from_pretrained(tmp_path / "old").meta["fingerprint"] == loaded.meta["fingerprint"]
+    for wrong in ({"model": {"hidden": 1}}, {"model": 3}, {"nonsense": 1}, 7, None):
+        config.write_text(json.dumps(stated | {"recipe": wrong}))
+        with pytest.raises(CheckpointError, match=r"does not belong .* \(recipe differ\)"):
+            hub.from_pretrained(tmp_path / "old")
 
 
 def test_a_card_states_no_licence_that_is_only_mentioned(tmp_path: Path) -> None:

@@ -366,3 +366,15 @@ def test_torch_files_are_looked_at_as_closely(tmp_path: Path) -> None:
     finally:
         torch.serialization.set_crc32_options(compute_crc32=True)
     assert torch.equal(torchfile.load(path)["a"], torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "key"), [("chainer", "predictor/", "l2/b"), ("tape", "unirep.", "x")]
+)
+def test_a_name_with_and_without_its_prefix(name: str, prefix: str, key: str) -> None:
+    make, read, _ = READERS[name]
+    arrays = make().arrays
+    arrays = {key.removeprefix(prefix): array for key, array in arrays.items()}
+    key = key if key in arrays else next(iter(arrays))
+    with pytest.raises(CheckpointError, match=f"holds {key} with and without {prefix}"):
+        read(arrays | {prefix + key: arrays[key] + 1})

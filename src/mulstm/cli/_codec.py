@@ -74,10 +74,10 @@ def network_of(model: Path, device: str, products: str, threads: int, quiet: boo
 
     if threads:
         torch.set_num_threads(threads)
+    chosen = parallel.pick(device)
     found, file, made = open_model(model)
     if made and not quiet:
         console.note(f'made the integer model of {file}; "mulstm quantize" keeps it for the next time')
-    chosen = parallel.pick(device)
     if not quiet and kernels.find() is None and chosen.type == "cpu":
         console.note("without numba this takes several times as long: mulstm[codec] has it")
     size = integer.size_of(found) if made else file.stat().st_size

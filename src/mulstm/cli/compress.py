@@ -17,6 +17,7 @@ from mulstm.cli._codec import (
     network_of,
     path_of,
     require_there,
+    sleep_while_waiting,
     tell,
 )
 from mulstm.cli._options import AsJson, Device, Quiet
@@ -76,6 +77,11 @@ def command(
     """Compress a file with a model. The archive decodes on any machine, with the same model."""
     if bench and output is not None:
         raise typer.BadParameter("it writes no archive: leave --output out", param_hint="--bench")
+    if bench and not (adaptive and verify):
+        raise typer.BadParameter(
+            "it measures --static and --adaptive and decodes both: leave --static and --no-verify out",
+            param_hint="--bench",
+        )
     if figure is not None and not bench:
         raise typer.BadParameter("goes with --bench only", param_hint="--figure")
     if file.is_dir():
@@ -88,14 +94,16 @@ def command(
     elif figure is not None:
         require_room(figure, force, read=(file,), endings=(".svg",))
         require_room(figure.with_suffix(".png"), force, read=(file,))
+    sleep_while_waiting()
+    from mulstm.codec import archive
+
+    archive.check_options(lanes or None, block, coder)  # before the work of making an integer model
     network, model_bytes = network_of(model, device, products, threads, quiet)
     how: dict[str, Any] = {"lanes": lanes or None, "block": block, "coder": coder}
     if bench:
         _bench(network, model_bytes, file, how, figure, quiet, as_json)
         return
     how |= {"adaptive": adaptive, "verify": verify}
-    from mulstm.codec import archive
-
     total, passes = archive.length_of(file) or 0, 2 if verify else 1  # the way there, and the way back
     with console.moving(total, "compress", quiet, "bytes", passes) as progress:
         done = archive.compress_path(file, target, network, progress=progress, **how)

@@ -86,6 +86,8 @@ def command(
         f"{facts['parameters']:,} parameters, {weights.alphabet.size} symbols"
         + (f", head map {weights.source['head_map']}" if "head_map" in weights.source else "")
     )
+    for note in interop.assumed(format_name, weights, head_map or compare, vocabulary):
+        console.note(note)
     console.note(f"licence: {weights.source.get('licence', 'not known')}")
 
 

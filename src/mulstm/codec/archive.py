@@ -75,7 +75,7 @@ def compress(
     `length`: how long the content is, where that is known; the other side then knows it from the start.
     `progress` gets bytes done: each counts once for the way there, and once for the way back if verified.
     """
-    _check(lanes, block, coder)
+    check_options(lanes, block, coder)
     start = time.perf_counter()
     done = Summary(adaptive=adaptive, verified=verify)
     writer = Writer(target, Header(block, network.model.fingerprint, adaptive, length))
@@ -193,7 +193,8 @@ def default_lanes(length: int, device: str = "cpu") -> int:
     return max(1, min(LANES.get(device, LANES["cpu"]), length // LANE))
 
 
-def _check(lanes: int | None, block: int, coder: str) -> None:
+def check_options(lanes: int | None, block: int, coder: str) -> None:
+    """Raises DataError where an archive cannot be made so."""
     require_coder(coder)
     if lanes is not None and not 1 <= lanes <= MOST_LANES:
         raise DataError(f"A block cannot have {lanes} lanes. Give 1 to {MOST_LANES:,}.")

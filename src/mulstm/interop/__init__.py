@@ -17,7 +17,17 @@ from mulstm.interop.weights import Weights
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import Recipe
 
-__all__ = ["FORMATS", "Weights", "export_model", "read", "to_checkpoint", "to_model", "to_weights", "write"]
+__all__ = [
+    "FORMATS",
+    "Weights",
+    "assumed",
+    "export_model",
+    "read",
+    "to_checkpoint",
+    "to_model",
+    "to_weights",
+    "write",
+]
 
 FORMATS = {
     "unirep": unirep,
@@ -77,7 +87,24 @@ def _unsaid(name: str, weights: Weights, out: Path) -> str:
             f"The file does not say which bytes its {weights.alphabet.size} symbols are. "
             "Import it again with --vocabulary and its training text, or a file of just those bytes."
         )
+    if name in ("openai", "nvidia") and weights.source.get("convention") != f"{name}-review":
+        return (
+            "The format is for reviews: imported again, the model reads every record as one, "
+            "with spaces around it, and tags and entities resolved."
+        )
     return ""
+
+
+def assumed(name: str, weights: Weights, head_map: str, vocabulary: str) -> list[str]:
+    """What an import without these options took for granted: the file does not say it."""
+    notes = []
+    if name == "tape" and not head_map and weights.source.get("head"):
+        notes.append("the file does not say its head map: taken for unirep; --compare FASTA tries both")
+    if name == "chainer" and not vocabulary and weights.alphabet == chainer.TEXT8:
+        notes.append(
+            "the file does not say its 27 symbols: taken for text8's letters; else give --vocabulary"
+        )
+    return notes
 
 
 def to_model(weights: Weights) -> LanguageModel:

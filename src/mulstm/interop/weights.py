@@ -171,6 +171,15 @@ def _fault(array: AnyArray, shape: tuple[int, ...]) -> str:
     return ""
 
 
+def without_prefix(found: dict[str, AnyArray], prefix: str, where: str) -> dict[str, AnyArray]:
+    """The arrays by their names without a prefix that some files have."""
+    bare = {key.removeprefix(prefix): array for key, array in found.items()}
+    if len(bare) < len(found):
+        twice = next(key for key in found if prefix + key in found)
+        raise CheckpointError(f"{where} holds {twice} with and without {prefix}. Take one of the two away.")
+    return bare
+
+
 def axis_size(found: Mapping[str, AnyArray], key: str, axis: int, ndim: int, where: str) -> int:
     """One size of a key array, from which the other shapes follow."""
     if key not in found:
