@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +47,18 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def steady(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A log without what depends on the clock."""
     return [{k: v for k, v in line.items() if k not in ("seconds", "symbols_per_second")} for line in log]
+
+
+def interrupt_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal comes in the middle of the next validation."""
+    real = train.evaluate
+
+    def interrupted(*given: Any, progress: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        progress(1, 1.0)
+        return real(*given, progress=progress, **named)
+
+    monkeypatch.setattr(train, "evaluate", interrupted)
 
 
 def at_update(monkeypatch: pytest.MonkeyPatch, n: int, act: Callable[[], None]) -> None:
