@@ -46,3 +46,15 @@ def ended(process: subprocess.Popen[str]) -> Answer:
     """Waits for it."""
     out, err = process.communicate(timeout=90)
     return Answer(process.returncode, out, err)
+
+
+def told(answer: Answer, code: int, *words: str) -> None:
+    """The code, nothing on stdout, no traceback, what is wrong and what to do."""
+    assert answer.code == code, answer.err
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+    for word in words:
+        assert word in answer.err, answer.err
+    if code != 2:
+        assert answer.err.startswith("error: ")
+        assert answer.err.count(". ") + answer.err.count(":\n") >= 1
