@@ -75,8 +75,10 @@ def search(
             if trial.recipe.data not in texts:
                 text = _with_a_valid_part(trial.recipe, share, data_dir)
                 texts[trial.recipe.data] = text, jobs.corpus_facts(text)
-            jobs.backend_of(trial.recipe, share)
-            jobs.lanes(trial.recipe, texts[trial.recipe.data][0], 0)
+            text, facts = texts[trial.recipe.data]
+            if not any(_is_of(line, trial.recipe, facts) for line in known):
+                jobs.backend_of(trial.recipe, share)
+                jobs.lanes(trial.recipe, text, 0)
         for n, trial in enumerate(trials, 1):
             what = f"trial {n} of {len(trials)}: {' '.join(trial.changes) or 'as it is'}"
             corpus, facts = texts[trial.recipe.data]

@@ -235,7 +235,7 @@ def validate(job: Job) -> float | None:
         # Without patience the last model counts: a folder must not stand for another than its record.
         if recipe.patience:
             job.share.by_first(lambda: _write_model(job, earlier.BETTER, bits))
-    elif job.is_milestone:  # where its time was over, a run that goes on is to take the same course
+    elif job.is_milestone:  # where a run was cut, no gain says nothing
         progress.stale += 1
         if recipe.patience and progress.stale >= recipe.patience and progress.update < job.total:
             progress.stopped = f"{progress.stale} validations without a gain"

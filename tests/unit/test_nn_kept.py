@@ -244,3 +244,13 @@ def test_frozen_weights_that_another_model_trains_are_not_stale(kind: type[torch
         after = frozen(x)[0]
         torch.testing.assert_close(after, learner(x)[0])
     assert not torch.allclose(before, after)
+
+
+def test_a_fused_step_counts_only_what_it_changed() -> None:
+    a, b = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    first, second = (p.square().sum() for p in (a, b))
+    optimiser = torch.optim.Adam([a, b], fused=True)
+    first.backward()
+    optimiser.step()
+    second.backward()  # b is as it was
+    assert b.grad is not None

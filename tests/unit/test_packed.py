@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from mulstm.errors import BackendError
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel
+from mulstm.ops import faults
 from mulstm.recipe import ModelRecipe
 
 
@@ -30,3 +32,16 @@ def test_the_models_gpu_is_the_current_one_while_kernels_start(
     with pytest.raises(RuntimeError, match="far enough"):
         getattr(packed, work)(model)
     assert entered == [model.W_out.device]
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:3", torch.device("cuda"), torch.device("cuda", 3)])
+def test_a_raised_flag_is_seen_however_the_device_is_named(
+    name: torch.device | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = torch.ones((), dtype=torch.int32)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(faults, "_FLAGS", {torch.device("cuda", 3): raised})
+    with pytest.raises(BackendError, match="waited in vain"):
+        packed.check_kernels(name)
+    assert not raised  # it is dealt with
+    packed.check_kernels("cpu")

@@ -22,9 +22,12 @@ _steps = 0  # of all optimisers in this process
 def _count(optimiser: torch.optim.Optimizer, *_: Any) -> None:
     global _steps
     _steps += 1
+    if torch.compiler.is_compiling():
+        return
     # A fused step leaves versions as they were; others may hold these very tensors, and frozen.
     fused = [p for group in optimiser.param_groups if group.get("fused") for p in group["params"]]
-    torch.autograd.graph.increment_version([p for p in fused if not p.is_inference()])
+    changed = [p for p in fused if p.grad is not None and not p.is_inference()]
+    torch.autograd.graph.increment_version(changed)
 
 
 register_optimizer_step_post_hook(_count)

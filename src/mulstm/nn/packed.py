@@ -69,7 +69,7 @@ def pairs_pay(model: LanguageModel) -> bool:
     return model.recipe.hidden > WIDE and serves(model)
 
 
-def has_failed(device: torch.device) -> bool:
+def has_failed(device: torch.device | str) -> bool:
     """Whether a kernel gave up waiting there since this was last asked: what was made meanwhile is void."""
     failed = faults.failed(device)
     if failed:
@@ -77,7 +77,7 @@ def has_failed(device: torch.device) -> bool:
     return failed
 
 
-def check_kernels(device: torch.device) -> None:
+def check_kernels(device: torch.device | str) -> None:
     """Raises BackendError if a kernel gave up waiting: what was made since the last call means nothing."""
     if has_failed(device):
         raise BackendError(

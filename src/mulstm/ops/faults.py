@@ -15,12 +15,21 @@ def flag(device: torch.device) -> Tensor:
     return _FLAGS[device]
 
 
-def failed(device: torch.device) -> bool:
+def failed(device: torch.device | str) -> bool:
     """Whether a kernel has waited in vain there; asking makes the host wait for the device."""
-    return device in _FLAGS and bool(_FLAGS[device])
+    found = _FLAGS.get(_numbered(device))
+    return found is not None and bool(found)
 
 
-def forget(device: torch.device) -> None:
+def forget(device: torch.device | str) -> None:
     """What failed there is dealt with: kernels wait for each other again."""
-    if device in _FLAGS:
-        _FLAGS[device].zero_()
+    if (found := _FLAGS.get(_numbered(device))) is not None:
+        found.zero_()
+
+
+def _numbered(device: torch.device | str) -> torch.device:
+    """As a tensor on it says: "cuda" is the current one."""
+    device = torch.device(device)
+    if device == torch.device("cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

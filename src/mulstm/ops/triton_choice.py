@@ -84,7 +84,7 @@ def agree(like: Chunk, one: Plan, other: Plan, save: bool = True) -> bool:
     for tried, plan in ways:
         saved = forward(tried, plan, save)
         dx = [backward(tried, saved, dh, None, None, plan).dx] if save else []
-        results.append([x.float() for x in (saved.h, *dx)])
+        results.append([x.float() for x in (saved.h, saved.c_T, *dx) if x.numel()])
     wanted, *found = results
     apart = [(a - b).norm() / b.norm() for result in found for a, b in zip(result, wanted, strict=True)]
     failed = faults.failed(device)
