@@ -98,7 +98,8 @@ class Job:
         n = self.progress.update
         if n == self.progress.logged:
             return False
-        return n in (self.total, self.progress.validated) or n % max(1, self.total // LOG_LINES) == 0
+        is_last = self.is_cut or n == self.total
+        return is_last or n == self.progress.validated or n % max(1, self.total // LOG_LINES) == 0
 
 
 def build(

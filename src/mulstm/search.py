@@ -76,13 +76,13 @@ def search(
                 text = _with_a_valid_part(trial.recipe, share, data_dir)
                 texts[trial.recipe.data] = text, jobs.corpus_facts(text)
             text, facts = texts[trial.recipe.data]
-            if not any(_is_of(line, trial.recipe, facts) for line in known):
+            if _line_of(known, trial.recipe, facts) is None:
                 jobs.backend_of(trial.recipe, share)
                 jobs.lanes(trial.recipe, text, 0)
         for n, trial in enumerate(trials, 1):
             what = f"trial {n} of {len(trials)}: {' '.join(trial.changes) or 'as it is'}"
             corpus, facts = texts[trial.recipe.data]
-            earlier = next((line for line in known if _is_of(line, trial.recipe, facts)), None)
+            earlier = _line_of(known, trial.recipe, facts)
             if earlier is not None:
                 if note is not None and earlier["set"] != list(trial.changes):
                     note(
@@ -104,10 +104,14 @@ def search(
     return found
 
 
-def _is_of(line: Result, recipe: Recipe, text: dict[str, Any]) -> bool:
-    """Whether a line is of this recipe and, where it tells, of the text as it is now."""
-    is_same = line.get("recipe") == recipe.name and line["settings"] == recipes.settings(recipe)
-    return bool(is_same and line.get("corpus", text) == text)
+def _line_of(known: Sequence[Result], recipe: Recipe, text: dict[str, Any]) -> Result | None:
+    """The line of this recipe and, where it tells, of the text as it is now."""
+    settings = recipes.settings(recipe)
+    for line in known:
+        is_same = line.get("recipe") == recipe.name and line["settings"] == settings
+        if is_same and line.get("corpus", text) == text:
+            return line
+    return None
 
 
 def _with_a_valid_part(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:

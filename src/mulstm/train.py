@@ -192,7 +192,7 @@ def attend(job: Job) -> None:
         job.is_cut = bool(job.share.largest(float(over))[0])
     bits = validate(job) if job.is_validation_due else None
     # A validation that a signal ended is made, and logged, when the run goes on.
-    if (job.is_log_due or (job.is_cut and n > progress.logged)) and not job.is_validation_due:
+    if job.is_log_due and not job.is_validation_due:
         log(job, bits)
     elif n > progress.logged:
         _show(job, progress.nats / max(progress.symbols, 1))

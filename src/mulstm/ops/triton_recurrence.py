@@ -9,12 +9,12 @@ from torch import Tensor
 
 from mulstm.ops import modes
 from mulstm.ops import triton_steps as steps
+from mulstm.ops.cuda_source import LARGEST_SHARED
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import to_packed
 from mulstm.ops.triton_choice import plan_for
 from mulstm.ops.triton_chunk import Chunk, Saved
 from mulstm.ops.triton_plan import padded
-from mulstm.ops.triton_small import SHARED
 
 
 def why_not(zx: Tensor) -> str | None:
@@ -22,8 +22,8 @@ def why_not(zx: Tensor) -> str | None:
     if torch.cuda.get_device_capability(zx.device) < (9, 0):
         return f"it needs a Hopper GPU or newer, and this is {torch.cuda.get_device_name(zx.device)}"
     properties = torch.cuda.get_device_properties(zx.device)
-    if getattr(properties, "shared_memory_per_block_optin", SHARED) < SHARED:
-        return f"its kernels need {SHARED >> 10} KB of shared memory, and {properties.name} has less"
+    if getattr(properties, "shared_memory_per_block_optin", LARGEST_SHARED) < LARGEST_SHARED:
+        return f"its kernels need {LARGEST_SHARED >> 10} KB of shared memory, and {properties.name} has less"
     if zx.dtype != torch.bfloat16:
         return f"it computes in bfloat16 (c in float32), and the tensors are {zx.dtype}"
     return None

@@ -18,12 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mulstm.ops import faults
+from mulstm.ops.cuda_source import LARGEST_SHARED
 from mulstm.ops.triton_cell import GROUP, NATIVE, cell_forward, cell_slopes
 
 UNITS = 32  # owned by a CTA
 SPINS = 400_000  # polls before a CTA gives up waiting, a few tenths of a second
 WIDEST = 512
-SHARED = 227 * 1024  # bytes that a block may have
 
 
 @triton.jit
@@ -248,7 +248,7 @@ def groups_of(H: int, B: int, processors: int) -> int:
     parts = H // UNITS
     for lanes in (16, 32, 64, 128):
         shared = 6 * UNITS * K * 2 + lanes * K * 2 + 8192
-        if shared <= SHARED and triton.cdiv(B, lanes) * parts <= processors:
+        if shared <= LARGEST_SHARED and triton.cdiv(B, lanes) * parts <= processors:
             return lanes
     return 0
 
