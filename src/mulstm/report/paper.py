@@ -96,6 +96,7 @@ TEXT8 = Table(
         Line("small LSTM (RMSprop)", 1.64, "lstm-small", extra="Adam"),
         Line("small mLSTM (RMSprop)", 1.59, "mlstm-small", extra="Adam"),
         Line("unregularised mLSTM (RMSprop)", 1.40, "mlstm-rmsprop", extra="Adam"),
+        Line("large mLSTM +emb +WN +VD, weight decay, long run", 0.0, "mlstm-emb-wn-vd-large-long"),
         Line("large mLSTM +emb +WN +VD", 1.27, "mlstm-emb-wn-vd-large", "45M", extra="weight decay"),
     ),
     dynamic=1.19,
