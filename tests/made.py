@@ -1,4 +1,4 @@
-"""Made-up texts, and a recipe's overrides that make it train in a blink."""
+"""Made-up texts and proteins, and a recipe's overrides that make it train in a blink."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mulstm.recipe import Recipe, load
+from mulstm.recipe import DataRecipe, Recipe, load
 
 TINY = (
     "model.hidden=16",
@@ -49,3 +49,13 @@ def made_text(size: int, seed: int = 1) -> bytes:
     while len(text) < size:
         text += words[min(int(rng.exponential(9)), 39)] + ends[rng.integers(5)]
     return text[:size]
+
+
+def fasta(path: Path, proteins: list[str]) -> DataRecipe:
+    path.write_text("".join(f">p{k}\n{p}\n" for k, p in enumerate(proteins)))
+    return DataRecipe(corpus=str(path), records="fasta", alphabet="protein", convention="protein")
+
+
+def proteins(n: int, seed: int = 0, longest: int = 60) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return ["".join(rng.choice(list("MKTAYIQRGL"), rng.integers(1, longest))) for _ in range(n)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from fractions import Fraction
@@ -15,16 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import foreign
-from mulstm import checkpoint, interop, record_corpus, train
+from made import fasta, proteins
 from mulstm import recipe as recipes
+from mulstm import record_corpus
 from mulstm.checkpoint import Checkpoint
-from mulstm.cli import _target
 from mulstm.data.alphabet import Alphabet
 from mulstm.data.text import Text
 from mulstm.errors import DataError, RecipeError
 from mulstm.evaluate import evaluate
-from mulstm.interop import tape, unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import DataRecipe, ModelRecipe, Recipe
 from mulstm.record_corpus import RecordCorpus, RecordLanes, RecordSplit
@@ -38,16 +35,6 @@ SHARES = (Fraction(8, 10), Fraction(1, 10), Fraction(1, 10))
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def fasta(path: Path, proteins: list[str]) -> DataRecipe:
-    path.write_text("".join(f">p{k}\n{p}\n" for k, p in enumerate(proteins)))
-    return DataRecipe(corpus=str(path), records="fasta", alphabet="protein", convention="protein")
-
-
-def proteins(n: int, seed: int = 0, longest: int = 60) -> list[str]:
-    rng = np.random.default_rng(seed)
-    return ["".join(rng.choice(list("MKTAYIQRGL"), rng.integers(1, longest))) for _ in range(n)]
 
 
 def test_a_file_in_a_folder_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,118 +216,6 @@ def test_evaluation_is_the_sum_of_scores(cell: str, tmp_path: Path) -> None:
         evaluate(model, corpus.split("all"), losses=True)
 
 
-def test_going_on_with_a_protein_model(tmp_path: Path) -> None:
-    weights = unirep.from_arrays(foreign.unirep(H=8, layers=2).arrays, "unirep", "w")
-    start = tmp_path / "u.safetensors"
-    fingerprint = checkpoint.save(start, interop.to_model(weights), weights.alphabet, source=weights.source)
-    family = ["MKTAYIAKQRQISFVKSHFSRQ" * 3 + tail for tail in proteins(30, 1, 5)]
-    fasta(tmp_path / "family.fasta", family)
-    settings = ["train.lanes=4", "train.chunk=16", "train.epochs=6", "optimiser.rate=0.02"]
-    recipe = _target.recipe_for(str(tmp_path / "family.fasta"), settings, None, start)
-    assert recipe.model == weights.recipe
-    assert (recipe.data.records, recipe.data.alphabet, recipe.data.convention) == (
-        "fasta",
-        "protein",
-        "protein",
-    )
-    record, folder = train.train(
-        recipe, runs_dir=tmp_path / "runs", device="cpu", start_from=start, quiet=True
-    )
-    before = evaluate(
-        checkpoint.load(start).model, record_corpus.load(recipe.data).split("valid")
-    ).bits_per_char
-    assert record["valid_bits_per_char"] < before - 0.5
-    tuned = checkpoint.load(folder)
-    assert tuned.meta["source"]["convention"] == "protein"
-    assert tuned.meta["source"]["head_map"] == "unirep"
-    assert tuned.meta["source"]["tuned_from"] == fingerprint
-    unirep.write(interop.to_weights(tuned), tmp_path / "tuned.npz")
-    assert [s.symbols for s in scores(tuned, [Record("a", b"MKT")])] == [4]
-
-
-def test_a_model_without_an_output_layer_learns_one(tmp_path: Path) -> None:
-    weights = tape.from_arrays(foreign.tape(head=False).arrays, "unirep", "w")
-    start = tmp_path / "t.safetensors"
-    checkpoint.save(start, interop.to_model(weights), weights.alphabet, source=weights.source)
-    fasta(tmp_path / "p.fasta", proteins(20))
-    recipe = _target.recipe_for(str(tmp_path / "p.fasta"), ["train.updates=2", "train.chunk=16"], None, start)
-    folder = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", start_from=start, quiet=True)[1]
-    tuned = checkpoint.load(folder)
-    assert "head" not in tuned.source
-    assert [s.symbols for s in scores(tuned, [Record("a", b"MKT")])] == [4]
-    assert tape.to_arrays(interop.to_weights(tuned))["feedforward.weight"].any()
-
-
-def test_a_protein_model_takes_lines_but_no_symbol_without_a_class(tmp_path: Path) -> None:
-    weights = unirep.from_arrays(foreign.unirep().arrays, "unirep", "w")
-    start = tmp_path / "u.safetensors"
-    checkpoint.save(start, interop.to_model(weights), weights.alphabet, source=weights.source)
-    (tmp_path / "p.txt").write_text("\n".join(proteins(9)))
-    settings = ["train.updates=1", "train.chunk=16"]
-    recipe = _target.recipe_for(str(tmp_path / "p.txt"), settings, None, start)
-    assert (recipe.data.records, recipe.data.convention) == ("lines", "protein")
-    for split in ("data.split=100-0-0", "data.split = 100-0-0"):
-        whole = _target.recipe_for(str(tmp_path / "p.txt"), [*settings, split], None, start)
-        assert whole.evaluate.patience == 0
-    (tmp_path / "gap.txt").write_text("\n".join([*proteins(9), "MK-T"]))
-    recipe = _target.recipe_for(str(tmp_path / "gap.txt"), settings, None, start)
-    with pytest.raises(
-        DataError, match=r"Record 10 of gap\.txt has '-', which the model's output layer has no"
-    ):
-        train.train(recipe, runs_dir=tmp_path / "runs", device="cpu", start_from=start, quiet=True)
-
-
-def test_a_column_needs_no_further_word(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("review,x\n" + "".join(f"text number {k},0\n" for k in range(9)))
-    recipe = _target.recipe_for(str(tmp_path / "t.csv"), ["data.column=review"], None)
-    assert (recipe.data.records, recipe.data.column) == ("csv", "review")
-
-
-def test_proteins_from_nothing_and_going_on_after_a_stop(tmp_path: Path) -> None:
-    fasta(tmp_path / "p.fasta", proteins(20))
-    small = ["model.hidden=8", "model.embedding=4", "train.updates=6", "train.chunk=16", "evaluate.every=3"]
-    recipe = _target.recipe_for(str(tmp_path / "p.fasta"), small, None)
-    assert (recipe.data.alphabet, recipe.train.lanes) == ("protein", 4)
-    record, folder = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", quiet=True)
-    assert checkpoint.load(folder).meta["source"] == {"convention": "protein"}
-    assert record["updates"] == 6
-    (folder / "metrics.json").unlink()
-    again, _ = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", resume_from=str(folder), quiet=True)
-    assert again["valid_bits_per_char"] == record["valid_bits_per_char"]
-    assert checkpoint.load(folder).meta["source"] == {"convention": "protein"}
-
-
-@pytest.mark.parametrize(("count", "longest", "lanes"), [(60, 100, 3), (6, 9000, 5)])
-def test_a_run_over_records_has_the_lanes_it_was_planned_with(
-    tmp_path: Path, count: int, longest: int, lanes: int
-) -> None:
-    """Many short records are too few symbols for all lanes; a few long ones cannot fill them."""
-    path, plain = tmp_path / "p.fasta", recipes.load("text")
-    fasta(path, proteins(count, longest=longest))
-    recipe = _target.recipe_for(str(path), [], None)
-    assert recipe.train.lanes == lanes
-    symbols = record_corpus.load(recipe.data).split("train").symbols_count
-    epoch = symbols // (lanes * recipe.train.chunk)
-    assert recipe.train.epochs == min(max(plain.train.epochs, 2000 / epoch), 4 * plain.train.epochs)
-    assert recipe.optimiser.warmup == min(plain.optimiser.warmup, int(recipe.train.epochs * epoch) // 10)
-
-
-def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
-    rows = [json.dumps({"text": f"line number {k}"}) for k in range(12)]
-    (tmp_path / "t.jsonl").write_text("\n".join(rows))
-    small = [
-        "model.hidden=8",
-        "model.embedding=4",
-        "train.updates=200",
-        "optimiser.rate=0.5",
-        "evaluate.every=2",
-    ]
-    recipe = _target.recipe_for(str(tmp_path / "t.jsonl"), [*small, "evaluate.patience=2"], None)
-    record, _ = train.train(recipe, runs_dir=tmp_path / "a", device="cpu", quiet=True)
-    assert record["updates"] < 200
-    assert "without a gain" in record["stopped"]
-
-
 @pytest.mark.parametrize("suffix", [".symbols", ".npy"])
 @pytest.mark.parametrize("cut", [0, 1])
 def test_what_is_cached_is_made_again_where_it_is_damaged(suffix: str, cut: int, tmp_path: Path) -> None:
@@ -398,14 +273,3 @@ def test_faults(tmp_path: Path) -> None:
         RecordLanes(one.split("test"), 1, 4, seed=1, epoch=0)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"is empty\. Give a longer text"):
         evaluate(LanguageModel(ModelRecipe(hidden=4), 26), one.split("test"))
-
-
-def test_a_convention_that_is_asked_for_stands(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("text\n" + "".join(f"fine film {k}\n" for k in range(400)))
-    start = tmp_path / "start.safetensors"
-    model = LanguageModel(ModelRecipe(hidden=8), 256)
-    checkpoint.save(start, model, Alphabet.bytes(), recipe=Recipe(model=model.recipe))
-    for trained in (start, None):
-        asked = ["data.convention=nvidia-review"]
-        recipe = _target.recipe_for(str(tmp_path / "t.csv"), asked, None, trained)
-        assert recipe.data.convention == "nvidia-review"
