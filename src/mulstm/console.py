@@ -137,7 +137,8 @@ class Progress:
         self._extra: dict[str, str] = {}
         # The first `warm_up` of them are slow, something being compiled: no speed is made of them.
         self._warm = done + warm_up
-        self._marks = [] if warm_up else [(time.monotonic(), done)]
+        self._counted = done
+        self._marks = [] if warm_up else [(time.monotonic(), done, done)]
         self._updated = self._shown = 0.0
         self._live: Any = None
 
@@ -160,18 +161,23 @@ class Progress:
                 self._live.stop()
             self._live = None
 
-    def update(self, done: int, *, bits_per_char: float | None = None, **extra: str) -> None:
-        """`done` of the total; other words to show come by name, as in valid="1.52"."""
+    def update(
+        self, done: int, *, counted: int | None = None, bits_per_char: float | None = None, **extra: str
+    ) -> None:
+        """`done` of the total; other words to show come by name, as in valid="1.52".
+
+        Where some of what is done is empty, the speed is told of those `counted`; the time goes by all.
+        """
         now = self._updated = time.monotonic()
-        self._done = done
+        self._done, self._counted = done, done if counted is None else counted
         if bits_per_char is not None:
             self._extra["bits/char"] = decimal(bits_per_char, 3)
         self._extra |= extra
         if not self._marks:
-            self._marks = [(now, done)] if done >= self._warm else []
+            self._marks = [(now, done, self._counted)] if done >= self._warm else []
         elif now - self._marks[-1][0] >= 0.5:
             # The speed of the last half minute or so, not of the whole run.
-            self._marks = [*self._marks[-60:], (now, done)]
+            self._marks = [*self._marks[-60:], (now, done, self._counted)]
         if now - self._shown >= (PAINT_EVERY if self._live is not None else PLAIN_EVERY):
             self._show()
 
@@ -186,8 +192,14 @@ class Progress:
     @property
     def per_second(self) -> float:
         """Over the last half minute or so before the last update; 0 while nothing is known of it."""
-        then, before = self._marks[0] if self._marks else (self._updated, self._done)
-        return (self._done - before) / max(1e-9, self._updated - then)
+        return self._speeds()[1]
+
+    def _speeds(self) -> tuple[float, float]:
+        """Of all that is done, and of those counted."""
+        here = self._updated, self._done, self._counted
+        then, done, counted = self._marks[0] if self._marks else here
+        seconds = max(1e-9, self._updated - then)
+        return (self._done - done) / seconds, (self._counted - counted) / seconds
 
     def line(self) -> str:
         """What is shown, without colour."""
@@ -198,11 +210,11 @@ class Progress:
             f"{value} {name}" if name == "bits/char" else f"{name} {value}"
             for name, value in self._extra.items()
         ]
-        speed = self.per_second
+        pace, speed = self._speeds()
         if speed > 0:
             parts.append(f"{quantity(speed)} {self._unit}/s")
-        if speed > 0 and share < 1:
-            parts.append(f"{duration((self._total - self._done) / speed)} left")
+        if pace > 0 and share < 1:
+            parts.append(f"{duration((self._total - self._done) / pace)} left")
         return printable("  ".join(parts))
 
     def _show(self) -> None:

@@ -65,6 +65,7 @@ class Job:
     signals: list[int] = field(default_factory=list)
     limit: float = math.inf  # seconds of updates
     is_cut: bool = False  # the limit was reached
+    symbols: int = 0  # predicted by the updates made here, of all processes
     valid_symbols: int = 0  # read by the last validation, in the process that made it
     screen: console.Progress | None = None
     board: Any = None  # a TensorBoard writer

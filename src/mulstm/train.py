@@ -119,13 +119,12 @@ def _open_books(job: Job, stack: contextlib.ExitStack, *, tensorboard: bool) -> 
 
 
 def screen(job: Job, label: str) -> console.Progress:
-    """What the terminal shows of the updates."""
-    symbols = job.recipe.train.lanes * job.recipe.train.chunk
+    """What the terminal shows: how far by updates, how fast by the symbols in them, as the log does.
+
+    Where records end at different times, lanes run empty, and an update has fewer.
+    """
     return console.Progress(
-        job.total * symbols,
-        label=label,
-        done=job.progress.update * symbols,
-        warm_up=WARM_UP[job.share.device.type] * symbols,
+        job.total, label=label, done=job.progress.update, warm_up=WARM_UP[job.share.device.type]
     )
 
 
@@ -181,6 +180,7 @@ def look(job: Job) -> None:
     progress.nats += nats
     progress.symbols += symbols
     progress.norms += norms
+    job.symbols += round(symbols)
 
 
 def attend(job: Job) -> None:
@@ -347,9 +347,9 @@ def _is_due(job: Job) -> bool:
 
 def _show(job: Job, nats: float, valid_bits: float | None = None) -> None:
     if job.screen is not None:
-        symbols = job.recipe.train.lanes * job.recipe.train.chunk
         extra = {} if valid_bits is None else {"valid": console.decimal(valid_bits, 3)}
-        job.screen.update(job.progress.update * symbols, bits_per_char=units.bits(nats), **extra)
+        done = job.progress.update
+        job.screen.update(done, counted=job.symbols, bits_per_char=units.bits(nats), **extra)
 
 
 def _introduce(job: Job) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 import foreign
 from made import fasta, proteins
-from mulstm import checkpoint, interop, record_corpus, train
+from mulstm import checkpoint, console, interop, record_corpus, runs, train
 from mulstm import recipe as recipes
 from mulstm.cli import _target
 from mulstm.data.alphabet import Alphabet
@@ -18,6 +22,7 @@ from mulstm.evaluate import evaluate
 from mulstm.interop import tape, unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
+from mulstm.record_corpus import RecordLanes, RecordSplit
 from mulstm.records import Record
 from mulstm.scoring import scores
 
@@ -148,3 +153,37 @@ def test_a_convention_that_is_asked_for_stands(tmp_path: Path) -> None:
         asked = ["data.convention=nvidia-review"]
         recipe = _target.recipe_for(str(tmp_path / "t.csv"), asked, None, trained)
         assert recipe.data.convention == "nvidia-review"
+
+
+def test_the_speed_on_the_screen_counts_symbols_as_the_log_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One long record among short ones: most lanes are soon empty, and what they hold is no symbol."""
+    now, shown = [0.0], []
+
+    class Screen(console.Progress):
+        """To whose clock each update takes a second."""
+
+        def update(self, done: int, **more: Any) -> None:
+            now[0] += 1.0
+            super().update(done, **more)
+            shown.append((self.per_second, self.line()))
+
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(console, "Progress", Screen)
+    data = replace(fasta(tmp_path / "p.fasta", ["M" + "K" * 319, *proteins(8, longest=9)]), split="100-0-0")
+    part = record_corpus.load(data).split("train")
+    assert isinstance(part, RecordSplit)
+    rows = RecordLanes(part, 8, 16, seed=1, epoch=0)
+    n, counts = len(rows), [int((rows.chunk_at(k).y >= 0).sum()) for k in range(len(rows))]
+    assert sum(counts) < n * 8 * 16 / 4
+    small = recipes.TrainRecipe(lanes=8, chunk=16, epochs=1.0)
+    recipe = Recipe(name="p", model=ModelRecipe(hidden=4), data=data, train=small)
+    _, folder = train.train(recipe, runs_dir=tmp_path / "a", device="cpu")
+    assert [speed for speed, _ in shown[1:]] == pytest.approx(
+        [sum(counts[1:k]) / (k - 1) for k in range(2, n + 1)]
+    )
+    assert [line.split("  ")[-1] for _, line in shown[1:-1]] == [f"{n - k} s left" for k in range(2, n)]
+    log = runs.read_log(folder)
+    seconds = np.diff([0.0, *(line["seconds"] for line in log)])
+    assert [line["symbols_per_second"] for line in log] * seconds == pytest.approx(counts)
