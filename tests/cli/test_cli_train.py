@@ -144,6 +144,23 @@ def test_a_folder_of_runs_goes_on_with_its_newest(call: Call, text_file: Path, t
     assert (code, "nowhere is not a run folder" in err) == (3, True)
 
 
+def test_a_block_is_held_against_the_lanes_of_a_short_text(
+    call: Call, text_file: Path, tmp_path: Path
+) -> None:
+    small = ("model.hidden=8", "train.updates=1", "train.rotate=false", "evaluate.symbols=50")
+    given = ["train", text_file, "--runs-dir", tmp_path, "--device", "cpu", "-q", "--json"]
+    given += [word for override in small for word in ("--set", override)]
+    code, out, _ = call(*given, "--set", "train.block=2000")  # 32 lanes of 100 would not fit
+    assert code == 0
+    assert {key: json.loads(out)["settings"][f"train.{key}"] for key in ("lanes", "chunk", "block")} == {
+        "lanes": 6,
+        "chunk": 100,
+        "block": 2000,
+    }
+    code, _, err = call(*given, "--set", "train.block=500")
+    assert (code, "train.block = 500 must hold 6 lanes of 100 symbols" in err) == (3, True)
+
+
 def test_the_recipe_for_going_on_wants_a_model(call: Call) -> None:
     code, _, err = call("train", "finetune")
     assert (code, 'Say "mulstm train TEXT --from MODEL"' in err) == (3, True)

@@ -64,7 +64,9 @@ def recipe_for(
         # A lane without a record would only wait.
         lanes = min(found.train.lanes, sizes.records)
         found = replace(found, train=replace(found.train, lanes=lanes))
-    return recipe.fit(found, sizes.train, overrides, valid=sizes.valid)
+    fitted = recipe.fit(found, sizes.train, overrides, valid=sizes.valid)
+    recipe.check(fitted)
+    return fitted
 
 
 def _sizes(data: DataRecipe, data_dir: Path | None) -> Sizes:
@@ -121,16 +123,16 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
     # One text can be entered anywhere; records are shuffled instead.
     train = replace(found.train, rotate=found.train.rotate and not d.records)
     found = replace(found, model=model, data=d, train=train)
-    recipe.check(found)
+    recipe.check(found, is_fitted=False)
     return found
 
 
 def _load(name: str, overrides: Sequence[str]) -> Recipe:
     """The packaged recipe; where a split leaves nothing to validate on, without its early stop."""
     if "evaluate.patience" in recipe.overridden(overrides):
-        return recipe.load(name, overrides)
-    found = recipe.load(name, ["evaluate.patience=0", *overrides])
+        return recipe.load(name, overrides, is_fitted=False)
+    found = recipe.load(name, ["evaluate.patience=0", *overrides], is_fitted=False)
     shares = recipe.parse_split(found.data.split)
     if shares is not None and shares[1] == 0:
         return found
-    return recipe.load(name, overrides)
+    return recipe.load(name, overrides, is_fitted=False)

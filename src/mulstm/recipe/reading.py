@@ -31,15 +31,18 @@ def names() -> list[str]:
     return sorted(p.relative_to(PACKAGED).with_suffix("").as_posix() for p in PACKAGED.rglob("*.toml"))
 
 
-def load(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A packaged recipe by its name, or one of the user's by its path, with `section.key=value` on top."""
+def load(name_or_path: str | Path, overrides: Sequence[str] = (), *, is_fitted: bool = True) -> Recipe:
+    """A packaged recipe by its name, or one of the user's by its path, with `section.key=value` on top.
+
+    One that is yet to be fitted to a text is to be checked again afterwards.
+    """
     path, name = _find(name_or_path)
     table = _read(path)
     table.setdefault("name", name)
     faults: list[str] = []
     for override in overrides:
         _override(table, override, faults)
-    return from_dict(table, source=f"recipe {name_or_path}", faults=faults)
+    return from_dict(table, source=f"recipe {name_or_path}", faults=faults, is_fitted=is_fitted)
 
 
 def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: int = 0) -> Recipe:
@@ -82,7 +85,9 @@ def as_dict(recipe: Recipe) -> Table:
     return asdict(recipe)
 
 
-def from_dict(table: Table, *, source: str = "recipe", faults: Sequence[str] = ()) -> Recipe:
+def from_dict(
+    table: Table, *, source: str = "recipe", faults: Sequence[str] = (), is_fitted: bool = True
+) -> Recipe:
     """The recipe such a dictionary describes; every fault in it is told at once."""
     found = list(faults)
     top: Table = {}
@@ -97,13 +102,13 @@ def from_dict(table: Table, *, source: str = "recipe", faults: Sequence[str] = (
         else:
             found.append(_unknown(key))
     recipe = Recipe(**top)
-    _report(source, found + faults_of(recipe))
+    _report(source, found + faults_of(recipe, is_fitted))
     return recipe
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: Recipe, *, is_fitted: bool = True) -> None:
     """Raises RecipeError, naming every impossible value."""
-    _report(f"recipe {recipe.name}".rstrip(), faults_of(recipe))
+    _report(f"recipe {recipe.name}".rstrip(), faults_of(recipe, is_fitted))
 
 
 def dumps(recipe: Recipe, notes: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -79,7 +79,8 @@ def parse_split(text: str) -> tuple[Fraction, Fraction, Fraction] | None:
     return (train, valid, test) if train + valid + test == 1 and train > 0 else None
 
 
-def faults(recipe: Recipe) -> list[str]:
+def faults(recipe: Recipe, is_fitted: bool = True) -> list[str]:
+    """All of them; before a recipe is fitted to its text, its lanes may still become fewer."""
     found = []
     for keys, allowed, words in (*BOUNDS, *RULES):
         for key in keys.split():
@@ -87,10 +88,10 @@ def faults(recipe: Recipe) -> list[str]:
             value = getattr(getattr(recipe, section) if section else recipe, name)
             if not allowed(value):
                 found.append(f"{key} = {quoted(value)} must be {words}")
-    return found + _contradictions(recipe)
+    return found + _contradictions(recipe, is_fitted)
 
 
-def _contradictions(recipe: Recipe) -> list[str]:
+def _contradictions(recipe: Recipe, is_fitted: bool) -> list[str]:
     """Values that are each possible, but not together."""
     model, dropout, data, train = recipe.model, recipe.dropout, recipe.data, recipe.train
     rnn = model.cell in ("rnn", "tensor-rnn", "mrnn")
@@ -100,7 +101,7 @@ def _contradictions(recipe: Recipe) -> list[str]:
         (dropout.embedding > 0 and model.embedding == 0, "dropout.embedding needs model.embedding above 0"),
         (model.skip and model.layers == 1, "model.skip needs model.layers of 2 or more"),
         (
-            0 < train.block < train.lanes * train.chunk,
+            is_fitted and 0 < train.block < train.lanes * train.chunk,
             f"train.block = {train.block} must hold {train.lanes} lanes of {train.chunk} symbols",
         ),
         (train.block > 0 and train.rotate, "train.rotate and train.block do not go together"),
