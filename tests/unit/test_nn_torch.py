@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, stack_module_state
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from mulstm.errors import BackendError
 from mulstm.nn import LanguageModel, MultiplicativeLSTM, MultiplicativeLSTMCell
@@ -73,6 +74,58 @@ def test_pruned(evaluation: bool) -> None:
             acts_as(module, right)
         prune.remove(mine, "W_zm")
         acts_as(module, right)
+
+
+def halved(module: nn.Module, name: str) -> None:
+    parametrize.register_parametrization(module, name, Half())
+
+
+WAYS = {
+    "halved": halved,
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "cayley": partial(parametrizations.orthogonal, orthogonal_map="cayley", use_trivialization=False),
+    "twice": lambda module, name: (parametrizations.weight_norm(module, name), halved(module, name)),
+    "pruned": partial(prune.l1_unstructured, amount=0.3),
+    "weight_norm of old": partial(nn.utils.weight_norm, dim=1),
+    "spectral_norm of old": nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", [MultiplicativeLSTM, MultiplicativeLSTMCell])
+@pytest.mark.parametrize("name", ["W_mh", "W_zm"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_weight_is_made_of_is_drawn_anew(way: str, name: str, kind: Any) -> None:
+    """As torch.nn.LSTM does it: a reset is one of the parameters, whatever they make."""
+    torch.manual_seed(1)
+    module, plain = kind(E, H, dtype=torch.float64), kind(E, H, dtype=torch.float64)
+    WAYS[way](module.layers[0], name)
+    before = {key: value.clone() for key, value in module.named_parameters()}
+    for each in (module, plain):
+        torch.manual_seed(7)
+        each.reset_parameters()
+    W = plain.stack[0].get_parameter(name)
+    made = module.stack[0].named()[name]
+    if way.startswith("weight_norm"):  # which can be gone back from
+        torch.testing.assert_close(made, W)
+    elif way == "twice":
+        torch.testing.assert_close(made, W / 2)
+    else:
+        (original,) = (v for key, v in module.named_parameters() if key.endswith(("original", "_orig")))
+        assert torch.equal(original, W)
+    for key, value in module.named_parameters():
+        if not key.endswith(("b_z", "_g", "original0")):  # lengths of an orthogonal matrix do not change
+            assert not torch.equal(value, before[key])
+
+
+def test_a_bias_that_is_made_of_another_is_reset() -> None:
+    module = layer()
+    halved(module.layers[0], "b_z")
+    with torch.no_grad():
+        module.layers[0].parametrizations["b_z"].original.fill_(9)
+    module.reset_parameters()
+    assert module.layers[0].b_z.tolist() == [0.0] * (3 * H) + [1.5] * H
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
