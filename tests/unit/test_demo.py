@@ -76,8 +76,8 @@ def test_guesses_and_what_comes_next(loaded: Checkpoint) -> None:
 
 def test_a_text_that_grows_is_not_read_again(loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, read = Reader(loaded), []
-    call = reader.logits.call
-    monkeypatch.setattr(reader.logits, "call", lambda x, state: (read.append(x.shape[1]), call(x, state))[1])
+    call = reader.memory.call
+    monkeypatch.setattr(reader.memory, "call", lambda x, state: (read.append(x.shape[1]), call(x, state))[1])
     reader.read(TEXT)
     size = 1 + len(TEXT.encode())  # and the line's end before it
     assert sum(read) == size
@@ -94,7 +94,7 @@ def test_a_reading_that_is_broken_off_leaves_nothing_wrong(
     loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, left = Reader(loaded), [2]
-    call = reader.logits.call
+    call = reader.memory.call
 
     def failing(x: torch.Tensor, state: Any) -> Any:
         left[0] -= 1
@@ -103,7 +103,7 @@ def test_a_reading_that_is_broken_off_leaves_nothing_wrong(
         return call(x, state)
 
     reader.read("x" * 90)
-    monkeypatch.setattr(reader.logits, "call", failing)
+    monkeypatch.setattr(reader.memory, "call", failing)
     with pytest.raises(MemoryError):
         reader.read(TEXT)
     assert reader.read("x" * 90)["bits"] == pytest.approx(Reader(loaded).read("x" * 90)["bits"], rel=1e-6)
@@ -113,8 +113,8 @@ def test_what_was_read_before_a_reading_was_broken_off_stays(
     loaded: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, read, left = Reader(loaded), [], [2]
-    call = reader.logits.call
-    monkeypatch.setattr(reader.logits, "call", lambda x, state: (read.append(x.shape[1]), call(x, state))[1])
+    call = reader.memory.call
+    monkeypatch.setattr(reader.memory, "call", lambda x, state: (read.append(x.shape[1]), call(x, state))[1])
 
     def is_over() -> bool:
         left[0] -= 1
@@ -169,6 +169,16 @@ def test_a_model_that_gives_no_number(loaded: Checkpoint) -> None:
         loaded.model.W_out.mul_(1e39)
     with pytest.raises(CheckpointError, match=r"gives no number for this text: its weights are too large"):
         Reader(loaded).read("abc")
+
+
+def test_costs_and_a_unit_are_read_in_one_pass(loaded: Checkpoint) -> None:
+    reader, steps, size = Reader(loaded), [], 1 + len(TEXT.encode())
+    layer = reader.predictor.model.layers[0]
+    layer.register_forward_pre_hook(lambda _, given: steps.append(given[2].shape[0]))
+    for unit, read in ((4, size), (3, size % PIECE), (None, size % PIECE)):
+        reader.read(TEXT, unit)
+        assert sum(steps) == read
+        steps.clear()
 
 
 def test_units_are_those_of_neurons_after_a_line_end(loaded: Checkpoint) -> None:

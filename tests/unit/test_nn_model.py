@@ -94,6 +94,14 @@ def test_folded_runs_as_the_model_does(training: bool) -> None:
     assert (folded.backend, folded.precision, folded.training) == ("reference", "bf16", training)
 
 
+def test_hidden_and_logits_are_those_of_two_passes() -> None:
+    for recipe in (ModelRecipe(hidden=6), ModelRecipe(hidden=6, layers=2, skip=True)):
+        model, x = make(recipe), torch.tensor([[1, 2, 3], [4, 0, 1]])
+        h, logits, states = model.hidden_and_logits(x)
+        torch.testing.assert_close((h, states), model.hidden(x), rtol=0, atol=0)
+        torch.testing.assert_close((logits, states), model(x), rtol=0, atol=0)
+
+
 def test_folded_sees_what_pruning_puts_off() -> None:
     model, x = make(ModelRecipe(hidden=6)), torch.randint(9, (2, 3))
     prune.l1_unstructured(model, "W_out", 0.3)

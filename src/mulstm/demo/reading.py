@@ -28,7 +28,7 @@ MOST = 20_000  # bytes of a text
 GUESSES = 3  # likeliest symbols told for each place
 NEXT = 10  # and for the one after the text
 
-Call = Callable[[Tensor, tuple[State, ...]], tuple[Tensor, tuple[State, ...]]]
+Call = Callable[[Tensor, tuple[State, ...]], tuple[Tensor, Tensor, tuple[State, ...]]]
 Over = Callable[[], bool]  # whether nobody waits for it any more
 
 
@@ -45,26 +45,28 @@ class Memory:
     def __init__(self, call: Call, state: tuple[State, ...]) -> None:
         self.call = call
         self.symbols: Symbols = np.empty(0, dtype=np.int16)
-        self.made: list[Tensor] = []  # one a piece
+        self.h: list[Tensor] = []  # (symbols, H) of each piece, on the CPU
+        self.logits: list[Tensor] = []  # (symbols, N), in float32
         self.states = [state]  # before the first piece, and after each
 
     @torch.inference_mode()
-    def read(self, symbols: Symbols, is_over: Over, column: int | slice = slice(None)) -> Tensor:
-        """(symbols, width) or a column of it, float32 on the CPU; what was read stays, even if broken off."""
+    def read(self, symbols: Symbols, is_over: Over) -> Tensor:
+        """The logits of a whole text, (symbols, N); what was read stays, even if broken off."""
         common = min(symbols.size, self.symbols.size)
         differ = np.flatnonzero(symbols[:common] != self.symbols[:common])
         whole = int(differ[0] if differ.size else common) // PIECE
-        del self.made[whole:], self.states[whole + 1 :]
+        del self.h[whole:], self.logits[whole:], self.states[whole + 1 :]
         self.symbols = symbols[: whole * PIECE]
         for start in range(whole * PIECE, symbols.size, PIECE):
             if is_over():
                 raise BrokenOffError
             x = torch.from_numpy(symbols[None, start : start + PIECE]).long().to(self.states[0][0].h.device)
-            made, state = self.call(x, self.states[-1])
-            self.made.append(made[0].float().cpu())
+            h, logits, state = self.call(x, self.states[-1])
+            self.h.append(h[0].cpu())
+            self.logits.append(logits[0].float().cpu())
             self.states.append(state)
             self.symbols = symbols[: start + PIECE]
-        return torch.cat([made[:, column] for made in self.made])
+        return torch.cat(self.logits)
 
 
 class Reader:
@@ -78,8 +80,7 @@ class Reader:
         self.predictor = Predictor(loaded.model, loaded.alphabet)
         model = self.predictor.model
         self.never = impossible(model)
-        self.logits = Memory(model, model.zero_state(1))
-        self.units = Memory(model.hidden, model.zero_state(1))
+        self.memory = Memory(model.hidden_and_logits, model.zero_state(1))
         self.lock = threading.Lock()
         self.turn = 0  # of going on: a later one ends those before it
         self.closed = False
@@ -97,14 +98,15 @@ class Reader:
         if unit is not None:
             require_units(self.predictor.model, [unit])
         with self.lock:
-            over = self._over(is_over)
-            log_p = torch.log_softmax(self.logits.read(symbols, over).double(), dim=-1)
-            h = None if unit is None else self.units.read(symbols, over, unit)[before.size :]
+            log_p = torch.log_softmax(self.memory.read(symbols, self._over(is_over)).double(), dim=-1)
+            h = None
+            if unit is not None:
+                h = torch.cat([piece[:, unit].double() for piece in self.memory.h])[before.size :]
         if not log_p.isfinite().all() or (h is not None and not h.isfinite().all()):
             raise no_number("this text", self.predictor.model.precision)
         expected = log_p[before.size - 1 : -1]  # what was known before each of the text's own symbols
         losses = -bits(1.0) * expected.gather(1, torch.from_numpy(own).long()[:, None])[:, 0].numpy()
-        values = losses if h is None else h.double().numpy()
+        values = losses if h is None else h.numpy()
         scale = self._scale(unit, values)
         return {
             "bits": float(losses.sum()),
@@ -124,8 +126,8 @@ class Reader:
         with self.lock:
             self.turn += 1
             turn = self.turn
-            last = self.logits.read(symbols, self._over(is_over))[-1]
-            self.predictor.go_on_from(last[None], self.logits.states[-1])
+            last = self.memory.read(symbols, self._over(is_over))[-1]
+            self.predictor.go_on_from(last[None], self.memory.states[-1])
             drawn = go_on(self.predictor, sampling=how)
         return as_text(self._pieces(drawn, turn), ends=False)
 

@@ -95,12 +95,26 @@ class LanguageModel(Keeping):
         first: Tensor | None = None,  # (B, T)  true where a text begins: nothing before it is remembered
     ) -> tuple[Tensor, tuple[State, ...]]:
         """Logits (B, T, N), never less than float32, and the state after the chunk."""
+        _, logits, states = self.hidden_and_logits(x, state, masks, first)
+        return logits, states
+
+    @_precise
+    def hidden_and_logits(
+        self,
+        x: Tensor,
+        state: tuple[State, ...] | None = None,
+        masks: Masks | None = None,
+        first: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, tuple[State, ...]]:
+        """What `hidden` and the model itself give, in one pass."""
         if packed.serves(self, first):
             weights = self._packed(masks)
-            padded, states = self._run_packed(x, state, masks, weights)
-            return time_first(packed.logits(self, padded, masks or Masks(), weights)), states
-        hs, states = self._run(x, state, masks, first)
-        return time_first(self.output(hs, None if masks is None else masks.output)), states
+            hs, states = self._run_packed(x, state, masks, weights)
+            logits = packed.logits(self, hs, masks or Masks(), weights)
+        else:
+            hs, states = self._run(x, state, masks, first)
+            logits = self.output(hs, None if masks is None else masks.output)
+        return time_first(hs[-1][..., : self.recipe.hidden]), time_first(logits), states
 
     @_precise
     def output(self, hs: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
