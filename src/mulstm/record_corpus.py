@@ -25,7 +25,7 @@ from mulstm.errors import DataError
 from mulstm.recipe import DataRecipe
 
 Numbers = NDArray[np.int64]
-READING = "3"  # raised when the same file would be read otherwise than by the version before
+READING = "4"  # raised when the same file would be read otherwise than by the version before
 
 
 class RecordChunk(NamedTuple):

@@ -207,13 +207,24 @@ def _require_short(length: int, where: str) -> None:
 
 
 def _lines(file: IO[bytes], path: str) -> Iterator[Record]:
-    """Named by their line's number; blank lines are no records."""
-    lines = _Lines(file, path)
-    for number, line in enumerate(lines, 1):
-        lines.begin()
+    """Named by their line's number; blank lines are no records.
+
+    In a file without a line feed a carriage return ends a line, as on old Macs; elsewhere, where it is not
+    before a line feed, it is a byte like any other.
+    """
+    for number, line in enumerate(_ended(_Lines(file, path)), 1):
         text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
         if text.strip():
             yield Record(str(number), text)
+
+
+def _ended(lines: _Lines[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        lines.begin()
+        if lines.number == 1 and not line.endswith(b"\n"):  # all of the file
+            yield from line.split(b"\r")
+        else:
+            yield line
 
 
 def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column: str) -> Iterator[Record]:

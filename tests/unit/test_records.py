@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -42,6 +43,14 @@ def test_fasta_of_any_system(tmp_path: Path, end: bytes) -> None:
     (tmp_path / "p.fasta.gz").write_bytes(gzip.compress(end.join(lines)))
     found = list(read(str(tmp_path / "p.fasta.gz")))
     assert found == [Record("a\ufffdb", b"MKTA\xa0Y"), Record("c", b"GG")]
+
+
+def test_lines_end_as_on_any_system_and_no_byte_is_lost(tmp_path: Path) -> None:
+    for end in ("\n", "\r\n", "\r"):
+        path = write(tmp_path / "t.txt", codecs.BOM_UTF8 + end.join(["one", "", "three", ""]).encode())
+        assert list(read(path, kind="lines")) == [Record("1", b"one"), Record("3", b"three")]
+    path = write(tmp_path / "t.txt", b"10%\r20%\ndone\rfor")  # carriage returns that end no line
+    assert list(read(path)) == [Record("1", b"10%\r20%"), Record("2", b"done\rfor")]
 
 
 def test_lines_keep_their_numbers(tmp_path: Path) -> None:
