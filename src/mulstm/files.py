@@ -20,6 +20,10 @@ if sys.platform != "win32":
     import fcntl
 
 
+# What a command found free and was not told to replace: hours later something may lie there.
+_free: set[str] = set()
+
+
 class UnwritableError(RunError):
     """A file system refuses."""
 
@@ -41,6 +45,38 @@ def require_place(path: Path) -> None:
         raise DataError(f"{path} is a folder. Give the path of a file.")
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is no plain file. Give the path of one.")
+
+
+def require_free(path: Path, force: bool) -> None:
+    """Raises DataError where a file or folder is that may not be replaced; nor may one that appears later."""
+    if force:
+        _free.discard(os.path.abspath(path))
+    elif path.exists():
+        raise DataError(f"{path} exists already. Give another path, or --force to replace it.")
+    else:
+        _free.add(os.path.abspath(path))
+
+
+def _is_to_be_free(path: Path) -> bool:
+    """Itself, or the folder that it is to come in."""
+    return not _free.isdisjoint((os.path.abspath(path), os.path.abspath(path.parent)))
+
+
+def _place(temporary: Path, path: Path, given: Path) -> None:
+    """Gives a finished file its name, which replaces what has it; one that was free must be free still."""
+    if not _is_to_be_free(given):
+        temporary.replace(path)
+        return
+    try:
+        os.link(temporary, path)
+    except OSError:  # the name is taken, or there are no links here: then it is empty for a moment, but ours
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            require_free(given, force=False)
+            raise
+        temporary.replace(path)
+    _free.discard(os.path.abspath(given))
 
 
 def json_line(value: Any) -> str:
@@ -79,6 +115,8 @@ def replacing(path: Path, like: os.stat_result | None = None) -> Iterator[Path]:
     given, path = path, Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary: Path | None = None
     try:
+        if _is_to_be_free(given):
+            require_free(given, force=False)
         # Devices and pipes can be replaced like files, and nobody means that.
         if path.exists() and not path.is_file():
             raise OSError(None, "it is no plain file")
@@ -90,7 +128,7 @@ def replacing(path: Path, like: os.stat_result | None = None) -> Iterator[Path]:
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         _show(temporary, like)  # some writers put a file of their own in its place
-        temporary.replace(path)
+        _place(temporary, path, given)
         _sync_folder(path.parent)
     except OSError as error:
         raise UnwritableError(given, reason_of(error)) from None
@@ -136,7 +174,11 @@ def filling(folder: Path) -> Iterator[Path]:
                 raise UnwritableError(folder / fault.path.relative_to(temporary), fault.reason) from None
             folder.mkdir(exist_ok=True)
             for file in temporary.iterdir():
-                file.replace(os.path.realpath(folder / file.name))
+                if _is_to_be_free(folder / file.name):  # before the first, so that all of them come or none
+                    require_free(folder / file.name, force=False)
+            for file in list(temporary.iterdir()):
+                _place(file, Path(os.path.realpath(folder / file.name)), folder / file.name)
+            _free.discard(os.path.abspath(folder))
             _sync_folder(folder)
     except OSError as error:
         raise UnwritableError(folder, reason_of(error)) from None

@@ -72,6 +72,46 @@ def test_what_is_there_is_replaced_by_force_only(call: Call, folder: Path, name:
     assert not (folder / out).read_bytes().startswith(b"precious")
 
 
+def appearing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a command puts the last bytes of its own file on the disk, somebody else's gets its name."""
+    real = os.fsync
+
+    def slow(handle: int) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("precious")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", slow)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_appears_meanwhile_is_not_replaced(
+    call: Call, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, out = WRITERS[name]
+    prepare(call, name)
+    before = sorted(folder.iterdir())
+    with monkeypatch.context() as here:
+        appearing(folder / out, here)
+        code, _, err = call(*line.replace("OUT", out).split())
+    assert code == 3
+    assert err.endswith(f"error: {out} exists already. Give another path, or --force to replace it.\n")
+    assert (folder / out).read_text() == "precious"
+    assert sorted(folder.iterdir()) == sorted([*before, folder / out])
+    assert call(*line.replace("OUT", out).split(), "--force").code == 0
+    assert not (folder / out).read_bytes().startswith(b"precious")
+
+
+def test_what_appears_in_a_folder_meanwhile_is_not_replaced(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appearing(folder / "hub" / "config.json", monkeypatch)
+    code, _, err = call("export", "run", "hub", "hub")
+    assert (code, "hub/config.json exists already. Give another path, or" in err) == (3, True)
+    assert [path.name for path in (folder / "hub").iterdir()] == ["config.json"]
+    assert (folder / "hub" / "config.json").read_text() == "precious"
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_pipe_is_never_replaced(call: Call, folder: Path, name: str) -> None:
     line, out = WRITERS[name]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mulstm import files
-from mulstm.errors import RunError
+from mulstm.errors import DataError, RunError
 
 
 @pytest.mark.parametrize("where", ["write", "fsync", "replace"])
@@ -159,6 +159,43 @@ def test_links_stay_and_what_they_point_to_is_replaced(tmp_path: Path) -> None:
         assert link.is_symlink()
         assert target.read_text() == "new"
     assert len(list((tmp_path / "far").iterdir())) == 2
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_name_that_was_free_is_taken_only_while_it_is(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", link)
+    path, sentence = tmp_path / "out", r"out exists already. Give another path, or --force to replace it\."
+
+    def write(meanwhile: str = "") -> None:
+        with files.replacing(path) as temporary:
+            temporary.write_text("ours")
+            if meanwhile:
+                path.write_text(meanwhile)
+
+    files.require_free(path, force=False)
+    with pytest.raises(DataError, match=sentence):
+        write("theirs")
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("theirs", [path])
+    with pytest.raises(DataError, match=sentence):
+        write()
+    path.unlink()
+    write()
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("ours", [path])
+    assert path.stat().st_nlink == 1
+    with pytest.raises(DataError, match=sentence):
+        files.require_free(path, force=False)
+    write("theirs")  # of whom nothing is asked
+    assert path.read_text() == "ours"
+    files.require_free(tmp_path / "new", force=False)
+    files.require_free(tmp_path / "new", force=True)
+    files.write_atomic(tmp_path / "new", "old")
+    files.write_atomic(tmp_path / "new", "new")
 
 
 def test_only_plain_files_are_replaced(tmp_path: Path) -> None:

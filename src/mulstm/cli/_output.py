@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mulstm.errors import DataError
-from mulstm.files import require_place
+from mulstm.files import require_free, require_place
 
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a file that is there already.")]
 
@@ -27,9 +27,7 @@ def require_room(
     if endings and target.suffix not in endings:
         raise DataError(f"{target} does not end in {' or '.join(endings)}. Give a path that does.")
     require_place(target)
-    if not target.exists():
-        return
-    if any(Path(source).exists() and target.samefile(source) for source in read if str(source)):
+    there = target.exists()
+    if there and any(Path(source).exists() and target.samefile(source) for source in read if str(source)):
         raise DataError(f"{target} would replace the file that is read. Give another path.")
-    if not force:
-        raise DataError(f"{target} exists already. Give another path, or --force to replace it.")
+    require_free(target, force)
