@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import secrets
-import shutil
-import time
-import weakref
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import IO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,34 +19,27 @@ from mulstm.errors import DataError
 Rows = npt.NDArray[np.float32]
 BLOCK = 4 << 20  # bytes moved at a time
 LONGEST_ID = 10_000  # all ids of an .npz are as wide as the longest
-LEFT_AFTER = 86_400  # seconds
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Store:
-    """One file of float32 rows a name, and the records' ids; gone when the block is left.
+    """One file of float32 rows for each width, and the records' ids; gone when the block is left.
 
-    Everything lies beside the output, where there is room for it, so that memory does not grow with the
-    number of records.
+    Everything lies on the disk of the output, where there is room for it, so that memory does not grow with
+    the number of records. The files have no names there: nothing is left, however the process ends.
     """
 
     def __init__(self, folder: Path, widths: dict[str, int]) -> None:
-        _sweep(folder)
-        self._folder = folder / f".mulstm-{secrets.token_hex(8)}"
-        # A signal may come at any moment from here on, also before the block is entered.
-        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder, self.widths = folder, widths
+        self.count = self.total = 0
+        self.longest_id = 1
         try:
-            self._folder.mkdir(mode=0o700)
+            self._files: dict[str, IO[bytes]] = {n: _nameless(folder) for n in (*widths, "ids")}
+            self._offsets = _nameless(folder)
         except OSError as error:
-            self._remove.detach()
             raise DataError(
                 f"The folder {folder} cannot be written ({error.strerror or error}). Choose another place."
             ) from None
-        self.widths = widths
-        self.count = self.total = 0
-        self.longest_id = 1
-        self._files: dict[str, BinaryIO] = {n: (self._folder / n).open("w+b") for n in (*widths, "ids")}
-        self._offsets = (self._folder / "offsets").open("w+b")
 
     def __enter__(self) -> Self:
         return self
@@ -60,10 +50,9 @@ class Store:
         for file in (*self._files.values(), self._offsets):
             with contextlib.suppress(OSError):  # a full disk does not take the last of them
                 file.close()
-        self._remove()
         if isinstance(error, OSError) and error.errno in FULL:
             raise DataError(
-                f"{self._folder.parent} has no room for the rows ({error.strerror}). "
+                f"{self._folder} has no room for the rows ({error.strerror}). "
                 "Make room there, or choose another place."
             ) from None
 
@@ -132,12 +121,8 @@ class Store:
         self._files[name].truncate(0)
 
 
-def _sweep(folder: Path) -> None:
-    """Removes what runs that were killed have left: of a run that goes on, the files change all the time."""
-    for old in folder.glob(f".mulstm-{'[0-9a-f]' * 16}"):
-        with contextlib.suppress(OSError):
-            if time.time() - max(path.stat().st_mtime for path in (old, *old.iterdir())) > LEFT_AFTER:
-                shutil.rmtree(old)
+def _nameless(folder: Path) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=folder, prefix=".mulstm-")  # where it must have a name for a moment
 
 
 def names(widths: dict[str, int]) -> Sequence[str]:
