@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import os
 import resource
+import subprocess
 import sys
 import tracemalloc
 import zlib
@@ -171,6 +172,37 @@ def test_a_file_that_goes_away_or_changes(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DataError, match="can no longer be read"):
         mapped.split("train").read(0, 5)
     assert kept.text.read(0, len(TEXT)).tobytes() == TEXT
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from mulstm.data.text import Text
+from mulstm.errors import DataError
+one, two = map(Path, sys.argv[1:])
+for parts in ([one], [one, two]):
+    one.write_bytes(b"x" * 20_000)
+    text = Text(parts)
+    ways = lambda: text.read(0, 9), lambda: text.take(np.arange(9)), lambda: next(text.blocks())
+    for way in ways:
+        assert way()[8] == ord("x")
+    os.truncate(one, 100)
+    for way in (lambda: text.read(19_000, 19_009), *ways):
+        try:
+            way().sum()
+        except DataError as fault:
+            assert "one has another length than before. Put it back" in str(fault)
+        else:
+            sys.exit("read")
+"""
+
+
+def test_a_file_that_is_cut_short_while_it_is_mapped(tmp_path: Path) -> None:
+    """In a process of its own, which would end by a signal."""
+    (tmp_path / "two").write_bytes(b"y" * 9)
+    done = subprocess.run([sys.executable, "-c", CUT, tmp_path / "one", tmp_path / "two"], check=False)
+    assert done.returncode == 0
 
 
 def test_packed_files_in_a_folder_are_unpacked(tmp_path: Path) -> None:
