@@ -88,9 +88,7 @@ def train(
         share.by_first(partial(_open_books, job, stack, tensorboard=tensorboard))
         stack.enter_context(listening(job.signals))
         job.setup_seconds = time.perf_counter() - started
-        if minutes:
-            job.limit = 60 * minutes
-            job.is_cut = job.progress.seconds >= job.limit
+        job.limit = 60 * minutes or math.inf
         if tell is not None:
             _introduce(job)
             job.screen = stack.enter_context(screen(job, recipe.name))
@@ -133,7 +131,7 @@ def run_updates(job: Job) -> None:
     recipe, progress = job.recipe, job.progress
     epoch = -1
     lanes: Lanes | RecordLanes
-    if job.progress.update and job.is_validation_due:
+    if progress.update:  # a run that goes on may have had its time, or owe a validation
         attend(job)
     mark = time.perf_counter()
     while progress.update < job.total and not progress.stopped and not job.is_cut:
@@ -259,8 +257,7 @@ def log(job: Job, valid_bits: float | None) -> None:
         "symbols_per_second": speed,
     }
     job.share.by_first(lambda: _write_line(job, line))
-    if job.screen is not None:
-        _show(job, nats, valid_bits)
+    _show(job, nats, valid_bits)
     progress.logged, progress.since = progress.update, progress.seconds
     progress.nats = progress.symbols = progress.norms = 0.0
 

@@ -46,6 +46,18 @@ def test_a_run_whose_time_is_over_ends_its_log_between_two_lines(
     assert [line["update"] for line in runs.read_log(cut)] == [1, 6, 12]
 
 
+def test_a_run_that_had_its_time_before_it_was_interrupted_ends_its_log_there(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "LOG_LINES", 2)
+    recipe = tiny("evaluate.every=12")
+    at_update(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(train.RunInterruptedError):
+        run(recipe, tmp_path)
+    record, folder = run(recipe, tmp_path, minutes=1e-9, resume_from="auto")
+    assert [line["update"] for line in runs.read_log(folder)] == [record["updates"]] == [3]
+
+
 @pytest.mark.parametrize(("last", "best"), [(4.0, 6), (5.5, 5), (6.0, 5)])
 def test_the_last_model_of_a_run_whose_time_is_over_may_be_its_best(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float, best: int
