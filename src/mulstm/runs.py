@@ -8,7 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from io import FileIO
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -37,15 +39,17 @@ class Run:
         """A new folder root/<recipe>/<date>-seed<k> with the recipe in it."""
         parent = home(recipe.name, root)
         stamp = f"{time.strftime('%Y-%m-%d-%H%M%S')}-seed{recipe.train.seed}"
-        for n in range(1, 1000):
-            path = parent / (stamp if n == 1 else f"{stamp}-{n}")
-            try:
-                path.mkdir(parents=True)
-                break
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise RunError(f"{path} cannot be made ({error.strerror}). Choose another place.") from None
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            for n in count(1):
+                path = parent / (stamp if n == 1 else f"{stamp}-{n}")
+                with suppress(FileExistsError):
+                    path.mkdir()
+                    break
+        except OSError as error:
+            raise RunError(
+                f"A folder in {parent} cannot be made ({error.strerror}). Choose another place."
+            ) from None
         run = cls(path)
         files.write_atomic(path / "recipe.toml", dumps(recipe))
         return run

@@ -51,6 +51,9 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a file where a folder should be")
     with pytest.raises(RunError, match=r"cannot be made .*Choose another place"):
         Run.create(RECIPE, root=tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "at all")
+    with pytest.raises(RunError, match=r"cannot be made .*Choose another place"):
+        Run.create(RECIPE, root=tmp_path / "link")
 
 
 def test_the_log_survives_a_kill(tmp_path: Path) -> None:
