@@ -53,6 +53,8 @@ def test_which_matrix_is_the_output_must_be_plain() -> None:
 def test_bytes_that_a_torchrecurrent_file_does_not_name() -> None:
     with pytest.raises(CheckpointError, match="has 50 symbols and does not say which bytes they are"):
         torchrecurrent.from_arrays(foreign.torchrecurrent(N=50).arrays, "file")
+    with pytest.raises(CheckpointError, match="has 50 symbols, but the text given has 3 distinct bytes"):
+        torchrecurrent.from_arrays(foreign.torchrecurrent(N=50).arrays, "file", Alphabet.distinct(b"abc"))
 
 
 def test_dictionaries_of_other_things() -> None:

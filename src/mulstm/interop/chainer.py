@@ -13,6 +13,7 @@ from mulstm.interop.weights import (
     AnyArray,
     Array,
     Weights,
+    alphabet_of,
     axis_size,
     checked,
     existing,
@@ -67,7 +68,7 @@ def from_arrays(found: dict[str, AnyArray], where: str, alphabet: Alphabet | Non
         "licence": "as the file it was made from (the software is BSD-2)",
     }
     recipe = layer_recipe(hidden=H, embedding=E)
-    return Weights(recipe, ours, _alphabet(alphabet, N, where), source)
+    return Weights(recipe, ours, alphabet_of(N, alphabet, KNOWN, where), source)
 
 
 def write(weights: Weights, path: str | Path) -> None:
@@ -88,23 +89,6 @@ def to_arrays(weights: Weights) -> dict[str, Array]:
     theirs["l1/b"] = to_order(weights.arrays["layers.0.b_z"], ORDER, interleaved=True)
     theirs["l2/W"], theirs["l2/b"] = weights.head()
     return theirs
-
-
-def _alphabet(given: Alphabet | None, N: int, where: str) -> Alphabet:
-    if given is not None:
-        if given.size != N:
-            raise CheckpointError(
-                f"{where} has {N} symbols, but the text given has {given.size} distinct bytes. "
-                "Give the whole text that the model was trained on."
-            )
-        return given
-    for known in KNOWN:
-        if known.size == N:
-            return known
-    raise CheckpointError(
-        f"{where} has {N} symbols and does not say which bytes they are. "
-        "Give --vocabulary FILE: the text it was trained on, or any file of just those bytes."
-    )
 
 
 def _shapes(found: dict[str, AnyArray], N: int, E: int, H: int) -> dict[str, tuple[int, ...]]:

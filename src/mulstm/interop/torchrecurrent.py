@@ -15,6 +15,7 @@ from mulstm.interop.weights import (
     AnyArray,
     Array,
     Weights,
+    alphabet_of,
     axis_size,
     checked,
     existing,
@@ -65,13 +66,7 @@ def from_arrays(found: dict[str, AnyArray], where: str, alphabet: Alphabet | Non
     ours["W_out"] = a[head]
     if bias:
         ours["b_out"] = a[bias]
-    if alphabet is None and N == BYTES:
-        alphabet = Alphabet.bytes()
-    if alphabet is None or alphabet.size != N:
-        raise CheckpointError(
-            f"{where} has {N} symbols and does not say which bytes they are. "
-            f"Give --vocabulary FILE: a file with exactly those {N} bytes; symbols stand in sorted order."
-        )
+    alphabet = alphabet_of(N, alphabet, KNOWN, where)
     source = {
         "format": "torchrecurrent",
         "vocabulary": "bytes" if N == BYTES else "sorted distinct bytes",

@@ -124,6 +124,22 @@ def _foreign_symbols(alphabet: Alphabet, known: Sequence[Alphabet]) -> str:
     )
 
 
+def alphabet_of(N: int, given: Alphabet | None, known: Sequence[Alphabet], where: str) -> Alphabet:
+    """Of a file that does not say it: the one given, or the known one of its size."""
+    found = given or next((one for one in known if one.size == N), None)
+    if found is None:
+        raise CheckpointError(
+            f"{where} has {N} symbols and does not say which bytes they are. Give --vocabulary FILE: the "
+            "text it was trained on, or any file of just those bytes; symbols stand in sorted order."
+        )
+    if found.size != N:
+        raise CheckpointError(
+            f"{where} has {N} symbols, but the text given has {found.size} distinct bytes. "
+            "Give the whole text that the model was trained on."
+        )
+    return found
+
+
 def from_order(z: AnyArray, order: Sequence[str], *, interleaved: bool = False) -> AnyArray:
     """Foreign gate blocks along axis 0 in our order."""
     H = z.shape[0] // len(GATES)
