@@ -112,9 +112,9 @@ def decode(
         text = np.zeros((session.steps, session.lanes), dtype=np.uint8)
         given, outside = decoder(stream, coder), session.spelling.outside
         byte_of = np.append(session.spelling.byte_of, np.uint8(0))
-        from_device = _Host(session.tables(), torch.int32)
-        settled = _Host(torch.zeros(session.lanes, dtype=torch.int64), torch.int64, network.device)
-        plain = _Host(torch.zeros(session.lanes, dtype=torch.uint8), torch.uint8, network.device)
+        from_device = _Host(session.tables().shape, torch.int32, network.device)
+        settled = _Host((session.lanes,), torch.int64, network.device)
+        plain = _Host((session.lanes,), torch.uint8, network.device)
         for row in text:
             k = session.taking_part
             entries = given.get(from_device.fetch(session.tables()))
@@ -134,9 +134,8 @@ def decode(
 class _Host:
     """Memory on this side that a graphics card reads and writes by itself."""
 
-    def __init__(self, like: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> None:
-        pinned = (device or like.device).type == "cuda"
-        self.tensor = torch.zeros(like.shape, dtype=dtype, pin_memory=pinned)
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self.tensor = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
         self.array = self.tensor.numpy()
 
     def fetch(self, tensor: Tensor) -> NDArray[Any]:

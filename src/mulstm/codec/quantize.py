@@ -178,14 +178,14 @@ class _Watched(Network):
 
     def __init__(self, model: IntegerModel) -> None:
         super().__init__(model, compiled=False)
-        self._peaks = {id(w): torch.zeros(model.hidden, dtype=torch.float64) for w in self.layers}
+        self._peaks = {w: torch.zeros(model.hidden, dtype=torch.float64) for w in self.layers}
         self._first = torch.zeros(model.W_out.shape[1], dtype=torch.int64)
         self._second = torch.zeros_like(self._first)
         self._count = 0
 
     def factor(self, w: Weights, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
         m = super().factor(w, x, low, h)
-        torch.maximum(self._peaks[id(w)], m.abs().amax(dim=0), out=self._peaks[id(w)])
+        torch.maximum(self._peaks[w], m.abs().amax(dim=0), out=self._peaks[w])
         return m
 
     def see(self, h: Tensor) -> None:
@@ -196,7 +196,7 @@ class _Watched(Network):
 
     def peaks(self) -> list[Float]:
         """The largest |m| of each unit, layer by layer."""
-        return [self._peaks[id(w)].numpy() for w in self.layers]
+        return [peak.numpy() for peak in self._peaks.values()]
 
     def learning(self) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
         """The learner's mean of h; a rate and bits to leave out, in keeping with how far h strays from it."""
