@@ -169,10 +169,9 @@ def name_of(alphabet: Alphabet) -> str:
     return next((name for name, make in ALPHABETS.items() if make() == alphabet), "corpus")
 
 
-def _text(raw: bytes, change: Any) -> bytes:
+def _text(raw: bytes, change: Callable[[str], str]) -> bytes:
     """Bytes that are not UTF-8 pass through unchanged."""
-    result: str = change(raw.decode("utf-8", errors="surrogateescape"))
-    return result.encode("utf-8", errors="surrogateescape")
+    return change(raw.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def _unescaped(text: str) -> str:

@@ -243,9 +243,8 @@ def evaluate_dynamic(
     total = min(symbols, split.symbols_count) if symbols else split.symbols_count
     text = torch.from_numpy(split.read(-1, total)).to(device)[None]
     started = time.perf_counter()
-    whole = total // settings.segment
     fast: Learner | GraphedLearner = learner
-    if device.type == "cuda" and whole > 0:
+    if device.type == "cuda" and total >= settings.segment:
         fast = GraphedLearner(learner, settings.segment)
     losses = torch.empty(total, dtype=torch.float32, device=device)
     for start in range(0, total, settings.segment):

@@ -35,17 +35,16 @@ class Trial:
 
 def combinations(axes: Sequence[str]) -> list[tuple[str, ...]]:
     """Each value of each axis with each of the others; an axis is written key=value,value."""
-    every = []
+    every: dict[str, list[str]] = {}
     for axis in axes:
-        key, equals, values = axis.partition("=")
-        if not key.strip() or not equals or not all(value.strip() for value in values.split(",")):
+        key, _, values = (part.strip() for part in axis.partition("="))
+        tried = [value.strip() for value in values.split(",")]
+        if not key or not all(tried):
             raise RecipeError(f"{axis!r} is no list of values. Write it as optimiser.rate=1e-3,2e-3.")
-        every.append([f"{key.strip()}={value.strip()}" for value in values.split(",")])
-    keys = [axis.partition("=")[0].strip() for axis in axes]
-    for key in keys:
-        if keys.count(key) > 1:
+        if key in every:
             raise RecipeError(f"{key} is tried twice. Give all its values in one list: {key}=...,...")
-    return list(itertools.product(*every)) if every else []
+        every[key] = [f"{key}={value}" for value in tried]
+    return list(itertools.product(*every.values())) if every else []
 
 
 def search(

@@ -42,22 +42,23 @@ def command(
     from mulstm.cli import _target
     from mulstm.report.records import CUT
 
-    if not target and resume in (None, "auto"):
+    run = None if resume in (None, "auto") else Path(resume)
+    if not target and run is None:
         raise typer.BadParameter("give a text, a recipe, or --resume with a run's folder")
-    if resume not in (None, "auto") and not runs.is_run(Path(str(resume))):
-        resume = str(next(iter(runs.all_below(Path(str(resume)))), resume))  # a folder of runs is its newest
-    is_text = target and Path(target).exists() and not target.endswith(".toml")
-    if target and (resume in (None, "auto") or not is_text):
+    if run is not None and not runs.is_run(run):
+        run = next(iter(runs.all_below(run)), run)  # a folder of runs is its newest
+    is_text = Path(target).exists() and not target.endswith(".toml")
+    if run is None or (target and not is_text):
         recipe = _target.recipe_for(target, overrides or [], data_dir, start_from)
     else:  # a run knows its recipe; a text says where that of the run is now
         where = [f"data.corpus={target}"] if target else []
-        recipe = runs.recipe_of(Path(str(resume)), [*(overrides or []), *where])
+        recipe = runs.recipe_of(run, [*(overrides or []), *where])
     record, folder = train.train(
         recipe,
         runs_dir=runs_dir,
         data_dir=data_dir,
         device=device,
-        resume_from=resume,
+        resume_from=resume if run is None else str(run),
         start_from=start_from,
         minutes=minutes,
         tensorboard=tensorboard,

@@ -114,9 +114,8 @@ def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
                 row[kind] = mean(runs, key)
                 row[f"{kind}_spread"] = spread(runs, key)
                 row[f"{kind}_seeds"] = len(runs)
-                row[f"{kind}_minutes"] = mean(runs, "train_seconds")
-                if row[f"{kind}_minutes"] is not None:
-                    row[f"{kind}_minutes"] /= 60
+                seconds = mean(runs, "train_seconds")
+                row[f"{kind}_minutes"] = None if seconds is None else seconds / 60
                 cut = shown_of_row(records, table.name, line.row, kind) if line.row and not runs else []
                 row[f"{kind}_cut"] = mean(cut, key)
                 row[f"{kind}_cut_epochs"] = mean(cut, "epochs")

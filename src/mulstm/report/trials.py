@@ -62,22 +62,20 @@ def best_first(trials: Sequence[Result]) -> list[Result]:
     return sorted(trials, key=place)
 
 
-def _alone(line: Result) -> str:
-    """What a trial that has no other to differ from was made with."""
-    return " ".join(line["set"]) or "as it is"
-
-
 def not_measured_alike(trials: Sequence[Result]) -> list[str]:
     """The settings that differ between trials and make their figures those of different texts or lanes."""
     return [key for key in _varied([line["settings"] for line in trials]) if key in _OF_MEASURING]
 
 
 def rows(trials: Sequence[Result]) -> list[list[str]]:
-    """Under HEADERS, best first; of the settings those that are not the same in all trials."""
+    """Under HEADERS, best first; of the settings those that are not the same in all trials.
+
+    A trial that has no other to differ from is told by what it was made with.
+    """
     varied = _varied([line["settings"] for line in trials])
     return [
         [
-            " ".join(f"{key}={line['settings'].get(key)}" for key in varied) or _alone(line),
+            " ".join([f"{key}={line['settings'].get(key)}" for key in varied] or line["set"]) or "as it is",
             "diverged" if line["valid_bits_per_char"] is None else _bits(line["valid_bits_per_char"]),
             _bits(line["train_bits_per_char"]),
             f"{line['parameters']:,}",
