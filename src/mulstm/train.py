@@ -313,6 +313,10 @@ def finish(job: Job) -> dict[str, Any]:
     except SignalError:
         raise _interrupted(job, "Interrupted while measuring the trained model", job.signals[0]) from None
     record = outcome.record(job, measured, time.perf_counter() - started)
+    for name, found in measured.items():
+        if not math.isfinite(found.nats):  # and what was saved last is that model
+            what = f"The loss on the {name} part is no longer a number at update {progress.update:,}"
+            raise DivergedError(what, _start_again(job))
     record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
     if job.run is not None:
         job.run.write_json("metrics.json", record)
@@ -379,8 +383,12 @@ def _diverged(job: Job, what: str) -> DivergedError:
     kept = f"; the last good checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
     if (job.folder / earlier.BETTER).is_file():
         kept += f"; the best model so far is {job.folder / earlier.BETTER}"
-    return DivergedError(
-        f"{what} no longer a number at update {job.progress.update:,}",
-        f"{kept}. Start again with an optimiser.rate below {job.recipe.optimiser.rate:g}, or with "
-        "optimiser.clip at a few times the grad_norm in log.jsonl.",
+    what = f"{what} no longer a number at update {job.progress.update:,}"
+    return DivergedError(what, kept + _start_again(job))
+
+
+def _start_again(job: Job) -> str:
+    return (
+        f". Start again with an optimiser.rate below {job.recipe.optimiser.rate:g}, or with "
+        "optimiser.clip at a few times the grad_norm in log.jsonl."
     )

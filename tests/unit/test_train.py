@@ -152,6 +152,18 @@ def test_gradients_and_validations_that_are_no_numbers(
         run(tiny("evaluate.patience=9"), tmp_path)
 
 
+def test_a_trained_model_that_gives_no_number_has_no_record(tiny: Tiny, tmp_path: Path) -> None:
+    """The last update, which no validation follows, is far too long."""
+    far = tiny("data.split=90-0-10", "train.updates=1", "optimiser.rate=1e15", "optimiser.warmup=0")
+    for how in (None, "auto"):
+        with pytest.raises(
+            train.DivergedError, match=r"The loss on the test part is no longer a .*1\. Start"
+        ):
+            run(far, tmp_path, resume_from=how)
+    (folder,) = runs.newest_first("text", root=tmp_path)
+    assert not (folder / "metrics.json").exists()
+
+
 def test_each_line_of_the_log_is_of_its_own_updates(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
