@@ -23,7 +23,7 @@ from mulstm.data import store
 from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
-from mulstm.errors import CheckpointError, DataError, MulstmError, RunError
+from mulstm.errors import CheckpointError, DataError, MulstmError, RunError, no_number
 from mulstm.evaluate import Evaluation
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
@@ -117,6 +117,8 @@ def gather_statistics(
         if progress is not None:
             progress(k + 1, count)
     check_kernels(device)
+    if not all(s.isfinite().all() for s in squares.values()):
+        raise no_number(f"the {split.name} part of {split.corpus}", model.precision)
     return {name: s.sqrt_() for name, s in squares.items()}
 
 

@@ -15,7 +15,7 @@ from mulstm import dynamic, record_corpus, tensorfile
 from mulstm.data import corpus
 from mulstm.data.text import Text
 from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
-from mulstm.errors import BackendError, DataError, MulstmError
+from mulstm.errors import BackendError, CheckpointError, DataError, MulstmError
 from mulstm.evaluate import evaluate
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import DataRecipe, ModelRecipe
@@ -86,6 +86,15 @@ def test_divergence_is_told(model, text) -> None:
     R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
     with pytest.raises(DataError, match="diverged"):
         evaluate_dynamic(model, text.split("test"), R, dataclasses.replace(SETTINGS, rate=1e38))
+
+
+def test_a_model_that_gives_no_number_has_no_statistics(model, text, tmp_path) -> None:
+    """Nor is the rate to blame."""
+    with torch.no_grad():
+        model.W_out.fill_(1e38)
+    with pytest.raises(CheckpointError, match=r"gives no number for the train part of text\.txt"):
+        kept_statistics(tmp_path, model, text.alphabet, text.split("train"), lanes=4, segment=7, batches=5)
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_a_kernel_that_waited_in_vain_measured_nothing(model, text, monkeypatch) -> None:
