@@ -96,7 +96,7 @@ def find(
     # Of the equally good the sparsest.
     C = min(C for C in STRENGTHS if mean_accuracy[C] >= max(mean_accuracy.values()) - 1e-9)
     model = tried[C].fit(X[learn], y[learn])
-    weights = _weights(model, len(labels))
+    weights: npt.NDArray[np.float64] = model.coef_  # one row a label; with two labels, one for the second
     return Probe(
         labels,
         len(y),
@@ -118,12 +118,6 @@ def _classifier(linear: Any, C: float, seed: int, labels: int) -> Any:
     if word is None or word.default == "deprecated":
         return linear.LogisticRegression(l1_ratio=1.0, **settings)
     return linear.LogisticRegression(penalty="l1", **settings)
-
-
-def _weights(model: Any, labels: int) -> npt.NDArray[np.float64]:
-    """One row a label; with two labels, one row for the second."""
-    weights: npt.NDArray[np.float64] = model.coef_
-    return weights if labels > 2 else weights[:1]
 
 
 def _ranked(

@@ -64,6 +64,7 @@ def search(
         jobs.require_apart(trial.recipe.data.corpus, out)
     known = read(out)
     _append(out)  # a place that cannot be written is told before any work
+    tell = note or (lambda _: None)
     found: list[Result] = []
     started, is_begun = time.monotonic(), False
     with parallel.joined(device) as share:
@@ -83,19 +84,16 @@ def search(
             corpus, facts = texts[trial.recipe.data]
             earlier = _line_of(known, trial.recipe, facts)
             if earlier is not None:
-                if note is not None and earlier["set"] != list(trial.changes):
-                    note(
-                        f"{what}: these are the settings of {' '.join(earlier['set']) or 'the one as it is'}"
-                    )
+                if earlier["set"] != list(trial.changes):
+                    other = " ".join(earlier["set"]) or "the one as it is"
+                    tell(f"{what}: these are the settings of {other}")
                 found.append({**earlier, "set": list(trial.changes)})
                 continue
             # One trial a call, even where reading the text takes all the time: else none would ever be run.
             if minutes and time.monotonic() - started >= 60 * minutes and is_begun:
-                if note is not None:
-                    note(f"The time is over before {what}. The same command goes on with it.")
+                tell(f"The time is over before {what}. The same command goes on with it.")
                 break
-            if note is not None:
-                note(what)
+            tell(what)
             is_begun = True
             result = _run(trial, share, corpus, what, out, is_shown=note is not None)
             known.append(result)
