@@ -66,6 +66,7 @@ def search(
     _append(out)  # a place that cannot be written is told before any work
     tell = note or (lambda _: None)
     found: list[Result] = []
+    left: list[str] = []
     started, is_begun = time.monotonic(), False
     with parallel.joined(device) as share:
         if share.count > 1:
@@ -91,13 +92,15 @@ def search(
                 continue
             # One trial a call, even where reading the text takes all the time: else none would ever be run.
             if minutes and time.monotonic() - started >= 60 * minutes and is_begun:
-                tell(f"The time is over before {what}. The same command goes on with it.")
-                break
+                left.append(what)
+                continue
             tell(what)
             is_begun = True
             result = _run(trial, share, corpus, what, out, is_shown=note is not None)
             known.append(result)
             found.append(result)
+    if left:
+        tell(f"The time is over before {left[0]}. The same command goes on with it.")
     return found
 
 

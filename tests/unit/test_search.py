@@ -182,6 +182,18 @@ def test_no_trial_is_begun_after_its_time(
     )
 
 
+def test_trials_made_before_are_told_though_the_time_is_over(tiny: Tiny, tmp_path: Path) -> None:
+    out, told = tmp_path / "search.jsonl", list[str]()
+    first, second, third, known = (
+        trial(tiny, f"optimiser.rate={rate}") for rate in ("1e-3", "2e-3", "3e-3", "1e-2")
+    )
+    search.search([known], out=out)
+    found = search.search([first, second, third, known], out=out, minutes=1e-9, note=told.append)
+    assert [line["set"] for line in found] == [["optimiser.rate=1e-3"], ["optimiser.rate=1e-2"]]
+    assert [line for line in told if "time is over" in line] == told[-1:]
+    assert "before trial 2 of 4" in told[-1]
+
+
 def test_a_call_runs_one_trial_however_little_time_there_is(tiny: Tiny, tmp_path: Path) -> None:
     asked = [trial(tiny, "optimiser.rate=1e-3"), trial(tiny, "optimiser.rate=1e-2")]
     for count in (1, 2):
