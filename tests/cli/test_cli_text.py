@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -122,11 +123,11 @@ def test_models_of_records_are_sent_to_score(
     Path("r.jsonl").write_text("".join(f'{{"text": "number {k}"}}\n' for k in range(20)))
     out = call("train", "r.jsonl", "--json", "-q", *settings()).out
     folder = json.loads(out)["folder"]
-    for model, file in (("p.safetensors", "p.fasta"), (folder, "p.fasta"), (folder, "other.jsonl")):
+    for model, file in (("p.safetensors", "p.fasta"), (folder, "p.fasta"), (folder, "its own.jsonl")):
         code, out, err = call("evaluate", model, file, "-q")
         assert (code, out) == (3, "")
         assert f"This model reads records, each for itself, and {file} would be" in err
-        assert f'Use "mulstm score MODEL {file}".' in err
+        assert f'Use "mulstm score MODEL {quote(file)}".' in err
     Path("t.txt").write_bytes(made_text(300))
     assert call("evaluate", folder, "t.txt", "-q").code == 0
 

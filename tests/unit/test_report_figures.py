@@ -111,6 +111,8 @@ def test_a_run_is_published_with_a_thin_curve(finished: Path, results: Path) -> 
     (finished / "metrics.json").unlink()
     with pytest.raises(RunError, match="has no record yet"):
         records.publish(finished, results)
+    with pytest.raises(RunError, match=r"mulstm train --resume 'a run'\.$"):
+        records.publish(Path("a run"), results)
 
 
 def test_curves_far_above_the_paper_are_drawn(results: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from mulstm import data, record_corpus
 from mulstm.checkpoint import Checkpoint
@@ -130,5 +131,5 @@ def _require_one_text(model: Checkpoint, text: str) -> None:
     if is_protein(model) or (model.recipe.data.records and kind_of(text) != "lines"):
         raise DataError(
             f"This model reads records, each for itself, and {text} would be read as one text. "
-            f'Use "mulstm score MODEL {text}".'
+            f'Use "mulstm score MODEL {quote(text)}".'
         )

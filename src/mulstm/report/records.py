@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from mulstm import files, runs
@@ -191,7 +192,8 @@ def place(results: Path, recipe: str, seed: int) -> Path:
 def publish(run: Path, results: Path) -> Path:
     """Puts the record of a finished run, and its thinned log, where `read` finds them."""
     if not (run / "metrics.json").is_file():
-        raise RunError(f"{run} has no record yet. Let the run finish: mulstm train --resume {run}.")
+        go_on = f"mulstm train --resume {quote(str(run))}"
+        raise RunError(f"{run} has no record yet. Let the run finish: {go_on}.")
     values = read_one(run / "metrics.json").values
     path = place(results, values["recipe"], values["seed"])
     path.parent.mkdir(parents=True, exist_ok=True)
