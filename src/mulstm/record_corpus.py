@@ -110,8 +110,13 @@ class RecordLanes:
                 f"The {split.name} part of {split.corpus} has no record. "
                 "Give it a share, such as --set data.split=90-10-0, or more records."
             )
-        self.split, self.lanes, self.chunk = split, lanes, chunk
         lengths = split.lengths
+        if lanes > lengths.sum():
+            raise DataError(
+                f"The {split.name} part of {split.corpus} has {lengths.sum():,} symbols, too few for {lanes} "
+                f"lanes. Give more records, or --set train.lanes={lengths.size}."
+            )
+        self.split, self.lanes, self.chunk = split, lanes, chunk
         self._places: list[Numbers] = []  # of each lane's records in the text
         self._ends: list[Numbers] = []  # steps of the lane before the first and after each of them
         for lane, members in enumerate(_fill(lengths, lanes)):

@@ -59,6 +59,7 @@ def test_every_record_is_in_one_lane_once_and_whole(
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     expected = sorted(bytes(data[a:b]) for a, b in pairwise(offsets))
     split = as_split(data, offsets, opening)
+    lanes = min(lanes, sum(sizes) - len(sizes))
     counts = set()
     for epoch in range(2):
         rows = RecordLanes(split, lanes, chunk, seed=1, epoch=epoch)
@@ -94,6 +95,14 @@ def test_lanes_waste_little() -> None:
     split = as_split(np.zeros(int(sizes.sum()), dtype=np.uint8), offsets)
     rows = RecordLanes(split, 32, 128, seed=1, epoch=0)
     assert len(rows) * 32 * 128 < 1.02 * split.symbols_count
+
+
+def test_no_memory_is_taken_for_more_lanes_than_symbols() -> None:
+    split = as_split(np.zeros(12, dtype=np.uint8), np.array([0, 5, 12]))
+    assert len(RecordLanes(split, 10, 4, seed=1, epoch=0)) == 2
+    sentence = r"The train part of c has 10 symbols, too few for 10000000000 lanes\. .* train\.lanes=2\."
+    with pytest.raises(DataError, match=sentence):
+        RecordLanes(split, 10**10, 4, seed=1, epoch=0)
 
 
 def test_each_epoch_has_its_own_order() -> None:
