@@ -16,15 +16,19 @@ from mulstm.nn.packed import check_kernels
 from mulstm.ops.reference import State
 
 Symbols = npt.NDArray[np.integer] | Tensor
-NO_CLASS = -1e3  # importers give such a symbol an output bias below this
+NO_CLASS = -1e3  # importers give such a symbol an output bias below this, and no weights
 LONGEST = 256  # a long prompt is fed in pieces of this length, so that memory stays constant
 
 
 def impossible(model: LanguageModel) -> tuple[int, ...]:
-    """Symbols that the output layer has no class for, as in a foreign head: they are never predicted."""
+    """Symbols that the output layer has no class for, as in a foreign head: they are never predicted.
+
+    The bias alone does not tell: a run that diverged may leave any.
+    """
     if model.b_out is None:
         return ()
-    return tuple(torch.nonzero(model.b_out.detach() <= NO_CLASS).flatten().tolist())
+    none = (model.b_out.detach() <= NO_CLASS) & (model.W_out.detach() == 0).all(dim=1)
+    return tuple(torch.nonzero(none).flatten().tolist())
 
 
 class Predictor:

@@ -319,10 +319,12 @@ def test_a_model_that_gives_no_numbers(call: Call, trained: Path, tmp_path: Path
     with torch.no_grad():
         for p in loaded.model.parameters():
             p.mul_(1e15)
+        loaded.model.get_parameter("b_out").fill_(-1e30)  # which is no sign of a class that is missing
     path = tmp_path / "large.safetensors"
     checkpoint.save(path, loaded.model, loaded.alphabet, recipe=loaded.recipe)
     (tmp_path / "t.txt").write_text("aba\n" * 20)
     for command in (
+        ("score", path, tmp_path / "t.txt"),
         ("embed", path, tmp_path / "t.txt", "-o", tmp_path / "e.jsonl"),
         ("neurons", "trace", path, tmp_path / "t.txt", "-u", 1, "--json"),
     ):

@@ -105,12 +105,13 @@ def test_it_ends_where_all_texts_have(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_symbol_without_a_class_is_not_found() -> None:
     model = made()
     with torch.no_grad():
-        model.b_out[1] = -2e4
+        model.b_out[1], model.W_out[1] = -2e4, 0
     found = beam(model, ALPHABET, b"ab", width=64, length=2)
     assert len(found) == 9
     assert not any(b"a" in one.text for one in found)
     with torch.no_grad():
         model.b_out.fill_(-2e4)
+        model.W_out.zero_()
     with pytest.raises(CheckpointError, match="no class for any symbol"):
         beam(model, ALPHABET, b"ab")
 

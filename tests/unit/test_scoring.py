@@ -158,7 +158,7 @@ def test_a_symbol_without_a_class_is_named() -> None:
     assert found.nats < 50
     review = interop.to_checkpoint(openai.from_arrays(foreign.openai().arrays, "w"))
     with torch.no_grad():
-        review.model.b_out[ord("x")] = -1e4
+        review.model.b_out[ord("x")], review.model.W_out[ord("x")] = -1e4, 0
     with pytest.raises(DataError, match="Record 1 has 'x' at position 2"):
         score(review, "axe")
 
