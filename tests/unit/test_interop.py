@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from foreign import Foreign
 from mulstm import checkpoint, interop
 from mulstm.convention import protein_alphabet
 from mulstm.data.alphabet import Alphabet
+from mulstm.errors import RunError
 from mulstm.interop import Weights, chainer, npz, nvidia, openai, tape, torchrecurrent, unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
@@ -220,6 +222,29 @@ def test_churchlab_folders(layers: int, tmp_path: Path) -> None:
     assert again.source["head_map"] == "unirep"
     for key, array in weights.arrays.items():
         assert np.array_equal(array, again.arrays[key])
+
+
+def test_layers_of_a_deeper_model_go_when_the_new_ones_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, move = tmp_path / "folder", Path.replace
+    deep, flat = (unirep.from_arrays(foreign.unirep(layers=n).arrays, "unirep", "w") for n in (4, 1))
+    unirep.write(deep, folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def refuse(self: Path, target: Path) -> Path:
+        if target.parent == folder:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return move(self, target)
+
+    with monkeypatch.context() as here:
+        here.setattr(Path, "replace", refuse)
+        with pytest.raises(RunError, match="Operation not permitted"):
+            unirep.write(flat, folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    unirep.write(flat, folder)
+    assert unirep.read(folder).recipe.layers == 1
+    assert not list(folder.glob("*stack*"))
 
 
 def test_an_installed_package_is_found_but_never_imported(

@@ -150,9 +150,10 @@ def write(weights: Weights, path: str | Path) -> None:
     with filling(path) as folder:
         for key, name in _churchlab_names(weights.recipe.layers).items():
             write_npy(folder / f"{name}.npy", arrays[key])
-        for old in path.glob("*.npy"):  # layers of a deeper model would be read with the new ones
-            if _CHURCHLAB.fullmatch(old.stem) and not (folder / old.name).exists():
-                old.unlink()
+        new = {file.name for file in folder.iterdir()}
+    for old in path.glob("*.npy"):  # layers of a deeper model would be read with the new ones
+        if _CHURCHLAB.fullmatch(old.stem) and old.name not in new:
+            old.unlink()
 
 
 def to_arrays(weights: Weights) -> dict[str, Array]:
