@@ -161,7 +161,10 @@ def _beside(path: Path, mode: int) -> Path:
 
 @contextlib.contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """A folder to write files to; they take their places in `folder` together when the block ends well."""
+    """A folder to write files to; they take their places in `folder` together when the block ends well.
+
+    Links stay, and who may read a file, as `replacing` has it.
+    """
     # In a folder that is there: it may be a link to another disk.
     home = folder if folder.is_dir() else folder.parent
     try:
@@ -177,7 +180,10 @@ def filling(folder: Path) -> Iterator[Path]:
                 if _is_to_be_free(folder / file.name):  # before the first, so that all of them come or none
                     require_free(folder / file.name, force=False)
             for file in list(temporary.iterdir()):
-                _place(file, Path(os.path.realpath(folder / file.name)), folder / file.name)
+                target = Path(os.path.realpath(folder / file.name))
+                if target.exists():
+                    _show(file, target.stat())
+                _place(file, target, folder / file.name)
             _free.discard(os.path.abspath(folder))
             _sync_folder(folder)
     except OSError as error:

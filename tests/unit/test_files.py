@@ -72,6 +72,16 @@ def test_who_may_read_a_file_stays(tmp_path: Path) -> None:
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
 
 
+def test_who_may_read_a_file_in_a_folder_that_is_filled_stays(tmp_path: Path) -> None:
+    (tmp_path / "private").touch(0o600)
+    with files.filling(tmp_path) as made:
+        for name in ("private", "new"):
+            files.write_atomic(made / name, "new")
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "new").stat().st_mode & 0o777 != 0o600
+    assert (tmp_path / "private").read_text() == "new"
+
+
 def test_a_private_file_is_private_from_its_first_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
