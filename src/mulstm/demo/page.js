@@ -82,8 +82,8 @@ function show(found) {
   document.body.classList.remove("old");
   if ($("heat").matches(":hover, :focus")) mark(here);
   else put("detail", HINT);
-  const each = found.symbols ? ` ${found.bits.toFixed(1)} bits, ${(found.bits / found.symbols).toFixed(3)} each` : "";
-  $("summary").textContent = `${found.symbols.toLocaleString("en")} symbols${each ? "," + each : ""}`;
+  const cost = found.symbols ? `, ${found.bits.toFixed(1)} bits, ${(found.bits / found.symbols).toFixed(3)} each` : "";
+  $("summary").textContent = `${found.symbols.toLocaleString("en")} symbols${cost}`;
   const { low, high, name } = found.scale;
   const steps = Array.from({ length: 16 }, (_, k) => element("i", "\u00a0", letter + k));
   const digits = found.scale.both ? 2 : 0;
