@@ -75,7 +75,11 @@ def _place(temporary: Path, path: Path, given: Path) -> None:
         except FileExistsError:
             require_free(given, force=False)
             raise
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError:
+            path.unlink()
+            raise
     _free.discard(os.path.abspath(given))
 
 

@@ -208,6 +208,21 @@ def test_a_name_that_was_free_is_taken_only_while_it_is(
     files.write_atomic(tmp_path / "new", "new")
 
 
+def test_no_empty_file_is_left_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    files.require_free(tmp_path / "out", force=False)
+    with monkeypatch.context() as here:
+        here.setattr(os, "link", refuse)
+        here.setattr(Path, "replace", refuse)
+        with pytest.raises(RunError, match="Input/output error"):
+            files.write_atomic(tmp_path / "out", "ours")
+    assert not list(tmp_path.iterdir())
+
+
 def test_only_plain_files_are_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
