@@ -14,13 +14,16 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
+from mulstm import console
 from mulstm.errors import BackendError, MulstmError, RunError
 
 R = TypeVar("R")
 CPU = torch.device("cpu")
 LAST_WORD = 5.0  # seconds: torchrun ends all processes with the first that fails, which has still to say why
 PATIENCE = timedelta(days=7)  # the first process may measure for hours; torchrun ends those of one that dies
+ALONE = timedelta(seconds=30)  # after which a fault that the others have not met is this process's own
 TORCHRUN = "Start several processes with torchrun, or unset WORLD_SIZE to train in one."
 
 
@@ -142,10 +145,14 @@ def joined(device: str) -> Iterator[Share]:
         dist.init_process_group("nccl" if where.type == "cuda" else "gloo", timeout=PATIENCE)
     except (ValueError, RuntimeError) as fault:  # the first process has no address, or is not there
         raise BackendError(f"The {count} processes could not be joined ({fault}). {TORCHRUN}") from fault
+    share = Share(dist.get_rank(), count, where)
     try:
-        yield Share(dist.get_rank(), count, where)
-    except MulstmError:
-        _part()
+        yield share
+    except MulstmError as fault:
+        if _all_failed(count):
+            _part()
+        elif not share.first:  # who speaks for all, and knows nothing of it
+            console.error(f"Process {share.rank}: {fault}")
         raise
     else:
         _part()
@@ -161,6 +168,17 @@ def _told(name: str, least: int, default: str | None = None) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
         raise BackendError(f"{name} is {text!r}, and not a whole number from {least} on. {TORCHRUN}")
     return int(text)
+
+
+def _all_failed(count: int) -> bool:
+    """Whether the others have too. One alone with its fault would wait for them in vain, and they for it."""
+    store = distributed_c10d._get_default_store()
+    with contextlib.suppress(RuntimeError):  # the time is over, or the first process has left with the store
+        if store.add("failed", 1) == count:
+            store.set("all failed", "")
+        store.wait(["all failed"], ALONE)
+        return True
+    return False
 
 
 def _part() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mulstm import parallel
-from mulstm.errors import BackendError
+from mulstm.errors import BackendError, MulstmError
 
 
 def test_the_gpu_asked_for_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +92,31 @@ def test_others_are_told_when_the_first_process_is_interrupted(monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         parallel.Share(count=2).by_first(stop)
     assert told == [[None, False]]
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, ""), (1, "error: Process 1: It is broken. Mend it.\n")])
+def test_a_process_that_is_alone_with_its_fault_does_not_wait(
+    rank: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    join, barriers = parallel.dist.init_process_group, []
+
+    def join_alone(backend: str, timeout: timedelta) -> None:
+        join(backend, init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+
+    def fail() -> None:
+        with parallel.joined("cpu"):
+            raise MulstmError("It is broken. Mend it.")
+
+    for name, value in {"WORLD_SIZE": "2", "RANK": str(rank)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(parallel.dist, "init_process_group", join_alone)
+    monkeypatch.setattr(parallel.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(parallel.dist, "barrier", lambda: barriers.append(rank))  # which would last for days
+    monkeypatch.setattr(parallel, "ALONE", timedelta(seconds=0.1), raising=False)
+    try:
+        with pytest.raises(MulstmError, match="It is broken"):
+            fail()
+        assert (barriers, capsys.readouterr().err) == ([], told)
+    finally:
+        if parallel.dist.is_initialized():
+            parallel.dist.destroy_process_group()
