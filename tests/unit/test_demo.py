@@ -192,6 +192,15 @@ def test_a_later_turn_ends_the_one_before(loaded: Checkpoint) -> None:
     assert "".join(second) == expected
 
 
+def test_nothing_is_drawn_when_the_server_ends(loaded: Checkpoint) -> None:
+    reader, text = Reader(loaded), "x" * (PIECE - 1)  # and the line's end: one whole piece, which is kept
+    drawn = reader.go_on(text, Sampling(length=500))
+    next(drawn)
+    reader.close()
+    assert len(list(drawn)) <= 1  # what was held back of a character
+    assert list(reader.go_on(text, Sampling(length=500))) == []
+
+
 def test_texts_that_cannot_be_read(loaded: Checkpoint) -> None:
     reader = Reader(loaded)
     with pytest.raises(DataError, match="half a character"):

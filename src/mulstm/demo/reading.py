@@ -88,7 +88,6 @@ class Reader:
     def close(self) -> None:
         """Ends what is being read or drawn; from a signal's handler, so without the lock."""
         self.closed = True
-        self.turn += 1
 
     def read(self, text: str, unit: int | None = None, is_over: Over = lambda: False) -> dict[str, Any]:
         """One object for the page; with a unit the text is coloured by that unit's h."""
@@ -137,7 +136,7 @@ class Reader:
     def _pieces(self, drawn: Iterator[list[bytes]], turn: int) -> Iterator[bytes]:
         while True:
             with self.lock:
-                pieces = next(drawn, None) if turn == self.turn else None
+                pieces = next(drawn, None) if turn == self.turn and not self.closed else None
             if pieces is None:
                 return
             yield pieces[0]
