@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 
 from mulstm import console
 from mulstm.errors import BackendError, MulstmError, RunError
@@ -172,7 +171,8 @@ def _told(name: str, least: int, default: str | None = None) -> int:
 
 def _all_failed(count: int) -> bool:
     """Whether the others have too. One alone with its fault would wait for them in vain, and they for it."""
-    store = distributed_c10d._get_default_store()
+    # By its full name: builds of PyTorch without torch.distributed lack the module, and train alone.
+    store = dist.distributed_c10d._get_default_store()
     with contextlib.suppress(RuntimeError):  # the time is over, or the first process has left with the store
         if store.add("failed", 1) == count:
             store.set("all failed", "")
