@@ -34,6 +34,7 @@ from mulstm.data.corpus import Corpus
 from mulstm.data.known import KNOWN
 from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError
+from mulstm.nn import packed
 from mulstm.nn.model import PRECISIONS, LanguageModel
 from mulstm.predict import impossible
 from mulstm.recipe import Recipe
@@ -246,6 +247,11 @@ def backend_of(recipe: Recipe, share: parallel.Share) -> str:
         ops.require_plain(recipe.train.backend)
         return "reference"
     B, dtype = recipe.train.lanes // share.count, PRECISIONS[recipe.train.precision]
+    if recipe.train.precision == "fp8":
+        why = "records begin inside chunks" if recipe.data.records else None
+        why = why or packed.no_eight(recipe.model, B, share.device)
+        if why is not None:
+            raise RecipeError(f'train.precision = "fp8" is not to be had here: {why}. Set it to "bf16".')
     zx = torch.zeros(1, 1, 1, dtype=dtype, device=share.device).expand(1, B, 1)
     return ops.chosen(zx, backend=recipe.train.backend)
 

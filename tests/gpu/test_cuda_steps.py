@@ -11,11 +11,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from mulstm.ops import cuda_driver, faults
+from distance import rms
+from mulstm.errors import BackendError
+from mulstm.ops import cuda_driver, eight, faults
 from mulstm.ops import triton_choice as choice
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.triton_chunk import Chunk
-from mulstm.ops.triton_plan import Form, plan_of
+from mulstm.ops.triton_plan import PLAIN, Form, plan_in_eight, plan_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -137,3 +139,71 @@ def test_a_kernel_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatc
         assert choice.plan_for(chunk) == plan_of(1536, 33)
     monkeypatch.undo()
     assert choice.plan_for(chunk) == plan_of(1536, 33)  # once a shape
+
+
+def in_eight(chunk: Chunk) -> tuple[Chunk, Chunk, Chunk]:
+    """The chunk with weights that 8 bits hold: as it is, and for the two directions of an 8-bit plan."""
+    W_mh, W_zm = (eight.rounded(W, eight.WEIGHT) for W in (chunk.W_mh, chunk.W_zm) if W is not None)
+    plain = [(W.float() / eight.WEIGHT).bfloat16() for W in (W_mh, W_zm)]
+    turned = [W.float().t().contiguous().to(eight.E4M3) for W in (W_mh, W_zm)]
+    return (
+        chunk._replace(W_mh=plain[0], W_zm=plain[1]),
+        chunk._replace(W_mh=W_mh, W_zm=W_zm),
+        chunk._replace(W_mh=turned[0], W_zm=turned[1]),
+    )
+
+
+@on_hopper
+@pytest.mark.parametrize(("B", "H"), [*SIZES, (33, 1408), (320, 4096)])
+def test_products_of_8_bit_numbers(B: int, H: int) -> None:
+    chunk = chunk_of(B, H)
+    plain, there, back = in_eight(chunk)
+    plan = choice.plan_for(there)
+    assert plan == plan_in_eight(H, B)
+    dh = torch.randn_like(chunk.zx[..., :H].contiguous()) * 1e-6
+    wanted, found = steps.forward(plain, PLAIN, True), steps.forward(there, plan, True)
+    for part in ("h", "c", "m", "z"):
+        assert rms(getattr(found, part).cpu(), getattr(wanted, part).cpu()) < 0.06, part
+    # Both directions by themselves: what the forward left is the same for both.
+    exact = steps.backward(plain, wanted, dh, None, None, PLAIN)
+    close = steps.backward(back, wanted, dh, None, None, plan)
+    for part in ("dx", "da", "dh_0", "dc_0"):
+        assert rms(getattr(close, part).cpu(), getattr(exact, part).cpu()) < 0.1, part
+    assert not faults.failed(chunk.zx.device)
+
+
+@on_hopper
+def test_products_of_8_bit_numbers_find_rows_and_hold_in_a_graph() -> None:
+    _, there, back = in_eight(chunk_of(200, 1920))
+    dice = torch.Generator("cuda")
+    indexed, indexed_back = (choice.by_rows(x, dice.manual_seed(0)) for x in (there, back))
+    plan = choice.plan_for(there)
+    assert steps.reads_rows(indexed, plan)
+    wanted = steps.forward(there, plan, True)
+    dh = torch.randn_like(wanted.h[1:])
+    grads = steps.backward(back, wanted, dh, None, None, plan)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = steps.forward(indexed, plan, True)
+        other = steps.backward(indexed_back, again, dh, None, None, plan)
+    for part in (*again[:2], other.dx, other.da):
+        part.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(again.h, wanted.h)
+    assert torch.equal(other.dx, grads.dx)
+    assert torch.equal(other.dh_0, grads.dh_0)
+
+
+@on_hopper
+def test_8_bit_products_that_cannot_be_made_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise cuda_driver.CompileError("no compiler")
+
+    _, there, _ = in_eight(chunk_of(34, 1536))
+    monkeypatch.setattr(cuda_driver, "_KERNELS", {})
+    monkeypatch.setattr(cuda_driver, "machine_code", broken)
+    with (
+        pytest.warns(UserWarning, match="no compiler"),
+        pytest.raises(BackendError, match='Set train.precision to "bf16"'),
+    ):
+        choice.plan_for(there)

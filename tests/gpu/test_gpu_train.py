@@ -32,8 +32,15 @@ FIRST = (
 
 @pytest.mark.parametrize(
     ("precision", "more", "graphs"),
-    [("fp32", (), 1), ("bf16", (), 1), ("bf16", PAIRS, 2), ("fp32", FIRST, 1), ("bf16", FIRST, 1)],
-    ids=["fp32", "bf16", "pairs", "rmsprop-fp32", "rmsprop-bf16"],
+    [
+        ("fp32", (), 1),
+        ("bf16", (), 1),
+        ("bf16", PAIRS, 2),
+        ("fp8", (*PAIRS, "model.hidden=1200"), 1),
+        ("fp32", FIRST, 1),
+        ("bf16", FIRST, 1),
+    ],
+    ids=["fp32", "bf16", "pairs", "fp8", "rmsprop-fp32", "rmsprop-bf16"],
 )
 def test_a_run_stops_goes_on_and_is_read_on_a_cpu(
     tiny: Tiny,
@@ -43,6 +50,8 @@ def test_a_run_stops_goes_on_and_is_read_on_a_cpu(
     more: tuple[str, ...],
     graphs: int,
 ) -> None:
+    if precision == "fp8" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("not a Hopper GPU")
     recipe = tiny(
         *RICH,
         "model.hidden=32",

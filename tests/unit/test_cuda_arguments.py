@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mulstm.ops import cuda_driver, cuda_steps
+from mulstm.ops import cuda_driver, cuda_steps, eight
 from mulstm.ops.cuda_driver import Arguments
 from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
 from mulstm.ops.triton_plan import Form
@@ -131,3 +131,37 @@ def test_a_launch_reads_the_arguments_of_its_time(monkeypatch) -> None:
         arguments.row = row
         launch()
     assert seen == [0, 4, 2]
+
+
+def test_8_bit_products(launched) -> None:
+    chunk, saved, *_ = chunk_of(indexed=True)
+    h, m = (torch.zeros(1, B, H).to(eight.E4M3) for _ in range(2))
+    operands = cuda_steps.Operands(h, m)
+    steps = [make(chunk, saved, FORM, True, operands) for make in (cuda_steps.m_step, cuda_steps.gates_step)]
+    for t in range(T):
+        for step in steps:
+            step(t)
+    assert [one["row"] for one in launched] == [0] * 2 * T  # one place for all steps
+    assert [one["y8"] for one in launched] == [at(m), at(h)] * T
+    to_m, to_z = launched[2:4]
+    assert to_m["y1"] == at(saved.m[1])
+    assert to_z["y2"] == at(saved.h[2])
+    # What is multiplied by its scale in the one is divided by it in the other.
+    assert to_m["scale"] * eight.WEIGHT * to_z["undo"] == 1
+    assert to_z["scale"] * eight.WEIGHT * to_m["undo"] == 1
+    assert to_m["factor"] is None
+
+
+def test_8_bit_sums(launched) -> None:
+    x, W, factor = (
+        torch.zeros(1, B, 4 * H).to(eight.E5M2),
+        torch.zeros(H, 4 * H).to(eight.E4M3),
+        torch.ones(1),
+    )
+    out, step = cuda_steps.sums_in_eight(x, W, factor, Form(128, 64, 4, parts=3))
+    step(2)
+    assert out.shape == (3, B, H)
+    assert out.dtype == torch.bfloat16
+    (one,) = launched
+    assert (one["y0"], one["factor"], one["row"]) == (at(out), at(factor), 0)
+    assert one["undo"] == 1 / eight.WEIGHT

@@ -12,13 +12,21 @@ import torch
 from mulstm.ops import cuda_driver, cuda_source
 from mulstm.ops.cuda_source import CompileError, Variant
 from mulstm.ops.reference import UNITS
-from mulstm.ops.triton_plan import PLAIN, Form, Plan, Tile, plan_of
+from mulstm.ops.triton_plan import NARROW, PLAIN, Form, Plan, Tile, plan_in_eight, plan_of
 
 SIZES = [(1920, 1), (1920, 128), (1920, 129), (1920, 256), (2816, 100), (2816, 256), (4096, 320)]
 
 
 def variants(plan: Plan) -> list[Variant]:
     """What a plan launches."""
+    if plan.eight:
+        places = (("m", plan.m), ("gates", plan.gates), ("sums", plan.dm), ("sums", plan.dh))
+        types = ("e4m3", "e4m3", "e5m2", "e5m2")
+        return [
+            Variant(form, place, mask=True, eight=of)
+            for (place, form), of in zip(places, types, strict=True)
+            if isinstance(form, Form)
+        ]
     found = []
     for place, form in (("m", plan.m), ("gates", plan.gates), ("dm", plan.dm), ("cell", plan.dh)):
         if isinstance(form, Form):
@@ -28,9 +36,12 @@ def variants(plan: Plan) -> list[Variant]:
 
 
 @pytest.mark.parametrize(("H", "B"), SIZES)
-def test_forms_fit_the_machine(H: int, B: int) -> None:
-    plan = plan_of(H, B, cuda=True)
+@pytest.mark.parametrize("in_eight", [False, True])
+def test_forms_fit_the_machine(H: int, B: int, in_eight: bool) -> None:
+    plan = plan_in_eight(H, B) if in_eight else plan_of(H, B, cuda=True)
+    assert plan is not None
     assert plan.uses_cuda
+    assert len(variants(plan)) == 4 or not in_eight
     for variant in variants(plan):
         form = variant.form
         assert variant.shared + 1024 <= cuda_source.LARGEST_SHARED
@@ -81,6 +92,26 @@ def test_text() -> None:
     assert "/*WGMMA*/" not in text
     assert "#include" not in text
     assert text != Variant(Form(128, 96, 5, CM=2, CS=2), "m", save=False).text()
+
+
+def test_text_of_8_bit_numbers() -> None:
+    text = Variant(Form(128, 96, 5, CM=2, CS=2), "sums", eight="e5m2").text()
+    assert "#define EIGHT 1\n" in text
+    assert "m64n96k32.f32.e5m2.e4m3 " in text
+    assert '"x, y, p, 1, 1; }"' in text  # these take no transposed operand
+    assert "#define EIGHT 0\n" in Variant(Form(128, 96, 5), "sums").text()
+
+
+def test_8_bit_numbers_are_for_wide_layers_and_some_lanes() -> None:
+    plan = plan_in_eight(2816, 256)
+    assert plan is not None
+    assert plan.eight
+    for place in (plan.dm, plan.dh):
+        assert isinstance(place, Form)
+        assert not place.fused  # the kernel after them makes the next product's operand
+    assert not plan_of(2816, 256, cuda=True).eight
+    for H, B in ((NARROW, 64), (2816, 321), (4224, 64)):
+        assert plan_in_eight(H, B) is None
 
 
 def test_arguments_are_laid_out_as_in_the_text() -> None:
@@ -180,7 +211,9 @@ def test_compiles_where_there_is_a_compiler() -> None:
         cuda_source._library()
     except CompileError:
         pytest.skip("no NVRTC library")
-    for variant in [v for px in (False, True) for v in variants(plan_of(1920, 256, cuda=True, px=px))]:
+    plans = [plan_of(1920, 256, cuda=True, px=px) for px in (False, True)]
+    plans += [plan for H in (1920, 2816) if (plan := plan_in_eight(H, 256)) is not None]
+    for variant in (v for plan in plans for v in variants(plan)):
         assert cuda_source.compiled(variant.text()).startswith(b"\x7fELF")
     with pytest.raises(CompileError, match="error"):
         cuda_source.compiled("this is no program")

@@ -12,7 +12,7 @@ import torch
 from made_runs import Tiny
 from mulstm import job, parallel, train
 from mulstm import recipe as recipes
-from mulstm.errors import DataError
+from mulstm.errors import DataError, RecipeError
 from mulstm.evaluate import Evaluation
 
 
@@ -103,3 +103,26 @@ def test_parts_of_an_epoch_are_rounded(tiny: Tiny, tmp_path: Path, epochs: float
 def test_more_lanes_than_any_memory_holds_are_told_of_as_lanes(tiny: Tiny, tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(DataError, match="too few for 999999999999 x 10"):
         built(tiny("train.lanes=999999999999"), stack, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("model.hidden=1900",), "they need an NVIDIA GPU"),
+        (("model.hidden=512",), "512 units in 8 lanes have no kernels"),
+        (("model.hidden=1900", "model.cell=lstm"), "the lstm has no kernels"),
+    ],
+)
+def test_8_bit_products_that_cannot_be_had_are_refused(
+    tiny: Tiny, tmp_path: Path, more: tuple[str, ...], why: str
+) -> None:
+    recipe = tiny("train.precision=fp8", "train.lanes=8", *more)
+    with pytest.raises(RecipeError, match=f'"fp8" is not to be had here: .*{why}.*Set it to "bf16"'):
+        train.train(recipe, runs_dir=tmp_path / "runs", device="cpu", quiet=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_8_bit_products_are_not_for_records(tiny: Tiny) -> None:
+    recipe = tiny("train.precision=fp8", "data.records=lines", "data.alphabet=bytes")
+    with pytest.raises(RecipeError, match="records begin inside chunks"):
+        job.backend_of(recipe, parallel.Share())

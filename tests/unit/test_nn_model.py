@@ -179,7 +179,7 @@ def test_weights_in_float64_compute_in_it() -> None:
     assert logits.dtype == state.h.dtype == torch.float64
     assert model.precision == "fp64"
     assert model.float().precision == "fp32"
-    with pytest.raises(RecipeError, match=r"no precision 'float64'\. Choose one of: fp32, bf16, fp64"):
+    with pytest.raises(RecipeError, match=r"no precision 'float64'\. Choose one of: fp32, bf16, fp8, fp64"):
         model.precision = "float64"
 
 

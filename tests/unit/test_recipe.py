@@ -33,7 +33,7 @@ def test_all_faults_are_told_together(tmp_path: Path) -> None:
         [train]
         lanes = 2.5
         seed = true
-        precision = "fp8"
+        precision = "fp4"
         rate = 1e-3
         epochs = inf
         [dropout]
@@ -54,7 +54,7 @@ def test_all_faults_are_told_together(tmp_path: Path) -> None:
         "model.layers = 0 must be 1 to 1,000",
         "train.lanes = 2.5 must be a whole number",
         "train.seed = true must be a whole number",
-        'train.precision = "fp8" must be one of fp32, bf16',
+        'train.precision = "fp4" must be one of fp32, bf16, fp8',
         "unknown key train.rate: did you mean optimiser.rate?",
         "train.epochs = inf must be a finite number",
         "dropout.hidden = 1.0 must be in [0, 1)",

@@ -27,8 +27,8 @@ def command(
         list[int] | None, typer.Option("--seed", help="Instead of each recipe's own; repeatable.")
     ] = None,
     precision: Annotated[
-        Literal["fp32", "bf16"] | None,
-        typer.Option("--precision", help="Instead of each recipe's own; bf16 is the fast one on a GPU."),
+        Literal["fp32", "bf16", "fp8"] | None,
+        typer.Option("--precision", help="Instead of each recipe's own; bf16 is the fast one on most GPUs."),
     ] = None,
     minutes: Minutes = 0.0,
     report_only: Annotated[

@@ -21,7 +21,12 @@ from mulstm.nn.masks import Masks, draw_masks, require_masks
 from mulstm.ops import State, modes
 from mulstm.recipe import DropoutRecipe, InitRecipe, ModelRecipe
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+PRECISIONS = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,  # but for the recurrent products of training, on GPUs that have kernels for them
+    "fp64": torch.float64,
+}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -288,7 +293,7 @@ class LanguageModel(Keeping):
 
     @property
     def precision(self) -> str:
-        """What computes: "fp32", "bf16" or "fp64". Of weights in float64 "fp32" makes "fp64"."""
+        """What computes: "fp32", "bf16", "fp8" or "fp64". Of weights in float64 "fp32" makes "fp64"."""
         return "fp64" if self._precision == "fp32" and self.W_out.dtype == torch.float64 else self._precision
 
     @precision.setter

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mulstm.nn.layer import Layer
     from mulstm.nn.masks import Masks
     from mulstm.nn.model import LanguageModel
+    from mulstm.recipe import ModelRecipe
 
 
 P = ParamSpec("P")
@@ -42,11 +43,11 @@ class PackedWeights(NamedTuple):
 
 
 def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
-    """Whether this way is open: a GPU that Triton knows, bf16 of fp32 weights, no text begun in a chunk."""
+    """Whether this way is open: a GPU that Triton knows, bf16 or fp8 of fp32 weights, no text begun in it."""
     if (
         not model.W_out.is_cuda
         or model.W_out.dtype != torch.float32
-        or model.precision != "bf16"
+        or model.precision not in ("bf16", "fp8")
         or model.backend not in ("auto", "triton")
     ):
         return False
@@ -62,6 +63,18 @@ def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
 
 _OBJECTIONS: dict[str, str | None] = {}
 WIDE = 512  # units; below, the input product is not worth a thought
+
+
+def no_eight(model: ModelRecipe, lanes: int, device: torch.device) -> str | None:
+    """None, or why the recurrent products of training cannot be of 8-bit numbers there."""
+    from mulstm.ops.cuda_driver import why_not
+    from mulstm.ops.triton_plan import padded, plan_in_eight
+
+    if model.cell != "mlstm":
+        return f"the {model.cell} has no kernels for it"
+    if plan_in_eight(padded(model.hidden), lanes) is None:
+        return f"{model.hidden} units in {lanes} lanes have no kernels for it"
+    return why_not(device)
 
 
 def pairs_pay(model: LanguageModel) -> bool:
@@ -107,6 +120,8 @@ def run(
     rows: Tensor = EmbedFunction.apply(  # type: ignore[no-untyped-call]
         symbols, lanes, model.embedding, masks.embedding, model.alphabet_size
     )
+    eight = weights is None and model.precision == "fp8"
+    eight = eight and no_eight(model.recipe, x.shape[1], x.device) is None
     hs: list[Tensor] = []
     states: list[State] = []
     for k, layer in enumerate(model.stack):
@@ -114,7 +129,7 @@ def run(
         from_symbols = k == 0 or model.recipe.skip
         inputs: Tensor = rows if from_symbols or below is None else below
         low = below if from_symbols else None
-        spec = _spec(layer, from_symbols)
+        spec = _spec(layer, from_symbols, eight)
         mask = masks.hidden[k] if masks.hidden else None
         h_0, c_0 = state[k]
         h_0 = h_0.to(torch.bfloat16)
@@ -151,10 +166,10 @@ def mask(u: Tensor, p: Tensor) -> Tensor:
         return mask_of(u, p)
 
 
-def _spec(layer: Layer, from_symbols: bool) -> Any:
+def _spec(layer: Layer, from_symbols: bool, eight: bool = False) -> Any:
     from mulstm.ops.triton_layer import Spec
 
-    return Spec(layer.hidden, blocks(layer.unit), layer.unit, layer.learn_b_h, from_symbols)
+    return Spec(layer.hidden, blocks(layer.unit), layer.unit, layer.learn_b_h, from_symbols, eight)
 
 
 @_there

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_char, c_char_p, c_float, c_int, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mulstm.ops.cuda_source import BK, LARGEST_SHARED, CompileError, Variant, machine_code
+from mulstm.ops.cuda_source import BK_BYTES, LARGEST_SHARED, CompileError, Variant, machine_code
 
 CLUSTER, EARLY_LAUNCH, SHARED_MEMORY, SHARED_SHARE = 4, 6, 8, 9  # the driver's names for attributes
 
@@ -25,10 +25,12 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, c_uint64 * 16) for name in ("A", "W")),
-        *((name, c_void_p) for name in ("x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "fault")),
-        ("rows", c_void_p),
+        *((name, c_void_p) for name in ("x0", "x1", "x2", "x3", "x4", "x5", "y0", "y1", "y2", "y8")),
+        *((name, c_void_p) for name in ("fault", "rows")),
         *((name, c_int) for name in ("row", "B", "N", "blocks", "stride_x", "stride_y")),
-        ("rest", c_int * 4),
+        *((name, c_float) for name in ("undo", "scale")),
+        ("factor", c_void_p),
+        ("rest", c_int * 14),
     )
 
 
@@ -71,18 +73,19 @@ def why_not(device: torch.device) -> str | None:
 
 
 def tensor_map(x: Tensor, rows: int) -> Any:
-    """For copies of so many rows and 64 columns of a 16-bit matrix, swizzled over their 128 bytes.
+    """For copies of so many rows and 128 bytes of a matrix of 16 or 8 bits, swizzled over these bytes.
 
     Beyond the matrix a copy brings zeros.
     """
     space = (c_uint64 * 32)()
     at = ctypes.addressof(space)
     at += -at % 64  # the driver's wish
-    bf16, no_interleaving, swizzle_128, sectors_256, zeros = 9, 0, 3, 3, 0
+    size = x.element_size()
+    kind, no_interleaving, swizzle_128, sectors_256, zeros = {2: 9, 1: 0}[size], 0, 3, 3, 0  # bf16 or bytes
     code = _driver().cuTensorMapEncodeTiled(
-        c_void_p(at), c_int(bf16), c_uint32(2), c_void_p(x.data_ptr()),
-        (c_uint64 * 2)(x.shape[1], x.shape[0]), (c_uint64 * 1)(x.stride(0) * 2),
-        (c_uint32 * 2)(BK, rows), (c_uint32 * 2)(1, 1),
+        c_void_p(at), c_int(kind), c_uint32(2), c_void_p(x.data_ptr()),
+        (c_uint64 * 2)(x.shape[1], x.shape[0]), (c_uint64 * 1)(x.stride(0) * size),
+        (c_uint32 * 2)(BK_BYTES // size, rows), (c_uint32 * 2)(1, 1),
         c_int(no_interleaving), c_int(swizzle_128), c_int(sectors_256), c_int(zeros),
     )  # fmt: skip
     _check(code, f"a tensor map over {tuple(x.shape)}")
@@ -118,6 +121,7 @@ class Kernel:
         form, variant = self.variant.form, self.variant
         T, B, K = x.shape
         rows = torch.as_strided(x, (T * B, K), (x.stride(1), 1))
+        BK = BK_BYTES // x.element_size()
         part = (BK if variant.rows_are_k else form.BN) // form.CM
         out = Arguments(A=tensor_map(rows, form.BM), W=tensor_map(W, part))
         out.B, out.N, out.blocks = B, W.shape[1] if variant.rows_are_k else W.shape[0], -(-K // BK)

@@ -21,7 +21,7 @@ from mulstm.ops.reference import UNITS
 from mulstm.ops.triton_plan import Form
 
 EPILOGUES = {"sums": 0, "m": 1, "gates": 2, "dm": 3, "cell": 4}
-BK = 64  # of K in a tile
+BK_BYTES = 128  # of K in a tile
 OPTIONS = (b"--gpu-architecture=sm_90a", b"--std=c++17", b"-default-device")
 LARGEST_SHARED = 227 * 1024  # bytes of a block on Hopper
 
@@ -43,6 +43,7 @@ class Variant:
     save: bool = True
     early: bool = True  # another kernel ran since c_prev was written
     indexed: bool = False  # rows of mx or zx are found by an index
+    eight: str = ""  # A and W are 8-bit numbers: A's type, e4m3 or e5m2; W's is e4m3
 
     @property
     def columns(self) -> int:
@@ -60,7 +61,7 @@ class Variant:
         form = self.form
         blocks = self.columns // 8 // max(1, form.CS // 2)
         words = blocks * 2 if form.fp32 else blocks
-        return 1024 + form.stages * (form.BM + form.BN) * BK * 2 + (form.CS - 1) * words * 4 * self.threads
+        return 1024 + form.stages * (form.BM + form.BN) * BK_BYTES + (form.CS - 1) * words * 4 * self.threads
 
     def grid(self, B: int, N: int) -> tuple[int, int, int]:
         """CTAs along rows, columns and K, whole clusters."""
@@ -76,14 +77,14 @@ class Variant:
             "STREAM": form.stream,
             "W_MN": self.rows_are_k, "EPI": EPILOGUES[self.epilogue],
             "UNIT": UNITS.index(self.unit), "HAS_MASK": self.mask, "HAS_B": self.bias, "SAVE": self.save,
-            "C_EARLY": self.early, "INDEXED": self.indexed,
+            "C_EARLY": self.early, "INDEXED": self.indexed, "EIGHT": bool(self.eight),
         }  # fmt: skip
 
     def text(self) -> str:
         """The whole source."""
         body, epilogues = (_read(name) for name in ("step.cu", "epilogues.h"))
         defines = "".join(f"#define {name} {int(value)}\n" for name, value in self.macros().items())
-        body = body.replace("/*WGMMA*/", _multiply(self.columns, self.rows_are_k))
+        body = body.replace("/*WGMMA*/", _multiply(self.columns, self.rows_are_k, self.eight))
         return defines + body.replace('#include "epilogues.h"', epilogues)
 
 
@@ -92,20 +93,23 @@ def _read(name: str) -> str:
     return (resources.files("mulstm.ops") / "kernels" / name).read_text(encoding="utf-8")
 
 
-def _multiply(columns: int, rows_are_k: bool) -> str:
-    """The function wgmma(): d += A W' for 64 x columns x 16, whose many operands C++ cannot write by itself.
+def _multiply(columns: int, rows_are_k: bool, eight: str) -> str:
+    """The function wgmma(): d += A W' for 64 x columns x 16 or 32, whose operands C++ cannot write by itself.
 
     The descriptors' low words are given; their high words are constants.
     """
     n = columns // 2
     places = ", ".join(f"%{i}" for i in range(n))
     sums = ", ".join(f'"+f"(d[{i}])' for i in range(n))
+    types, order = (
+        (f"k32.f32.{eight}.e4m3", "") if eight else ("k16.f32.bf16.bf16", f", 0, {int(rows_are_k)}")
+    )
     return (
         f"__device__ __forceinline__ void wgmma(float (&d)[{n}], u32 a, u32 w, int add) {{\n"
         f'  asm volatile("{{ .reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %{n + 2}, 0; "\n'
         f'    "mov.b64 x, {{%{n}, %{n + 3}}}; mov.b64 y, {{%{n + 1}, %{n + 4}}}; "\n'
-        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {{{places}}}, "\n'
-        f'    "x, y, p, 1, 1, 0, {int(rows_are_k)}; }}"\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}{types} {{{places}}}, "\n'
+        f'    "x, y, p, 1, 1{order}; }}"\n'
         f'    : {sums} : "r"(a), "r"(w), "r"(add), "n"(A_HIGH), "n"(W_HIGH));\n}}\n'
     )
 

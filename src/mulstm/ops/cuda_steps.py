@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
-from mulstm.ops import faults
+from mulstm.ops import eight, faults
 from mulstm.ops.cuda_driver import kernel
 from mulstm.ops.cuda_source import Variant
 from mulstm.ops.triton_plan import Form
@@ -19,19 +21,26 @@ Fixed = dict[str, Tensor | None]  # what every step is given
 Moving = dict[str, tuple[Tensor, int]]  # step t is given place t + this number of the tensor, around it
 
 
+class Operands(NamedTuple):
+    """What the forward's products in 8 bits multiply, one place for all steps: (1, B, H) e4m3."""
+
+    h: Tensor
+    m: Tensor
+
+
 def _launcher(
     variant: Variant,
     x: Tensor,  # (T, B, K)
     W: Tensor,
     fixed: Fixed,
     moving: Moving,
-    stride_x: int = 0,
-    stride_y: int = 0,
+    **numbers: float,
 ) -> Callable[[int], None]:
-    """A function of t that multiplies x_t by W, with the other tensors under their names in step.cu."""
+    """A function of t that multiplies x_t by W, with all else under its name in step.cu."""
     work = kernel(variant, x.device)
     arguments = work.arguments(x, W, faults.flag(x.device))
-    arguments.stride_x, arguments.stride_y = stride_x, stride_y
+    for name, number in numbers.items():
+        setattr(arguments, name, number)
     for name, tensor in fixed.items():
         setattr(arguments, name, None if tensor is None else tensor.data_ptr())
     # Addresses are counted here: an index into a tensor costs more than all the rest of a launch.
@@ -56,7 +65,9 @@ def _rows_of(x: Tensor, chunk: Chunk) -> tuple[Fixed, Moving]:
     return ({}, {"x0": (x, 0)}) if chunk.rows is None else ({"x0": x}, {"rows": (chunk.rows, 0)})
 
 
-def m_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int], None]:
+def m_step(
+    chunk: Chunk, saved: Saved, form: Form, save: bool, operands: Operands | None = None
+) -> Callable[[int], None]:
     """Makes a_t and m_t."""
     mx, W_mh = chunk.mx, chunk.W_mh
     assert mx is not None
@@ -64,10 +75,17 @@ def m_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int]
     variant = Variant(form, "m", save=save, indexed=chunk.rows is not None)
     fixed, moving = _rows_of(mx, chunk)
     moving |= {"y0": (saved.a, 0), "y1": (saved.m, 0)}
-    return _launcher(variant, saved.h, W_mh, fixed, moving, mx.stride(-2))
+    numbers = {"stride_x": mx.stride(-2)}
+    if operands is None:
+        return _launcher(variant, saved.h, W_mh, fixed, moving, **numbers)
+    variant, fixed = replace(variant, eight="e4m3"), fixed | {"y8": operands.m}
+    scales = {"undo": 1 / (eight.H * eight.WEIGHT), "scale": eight.M}
+    return _launcher(variant, operands.h, W_mh, fixed, moving, **numbers, **scales)
 
 
-def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[int], None]:
+def gates_step(
+    chunk: Chunk, saved: Saved, form: Form, save: bool, operands: Operands | None = None
+) -> Callable[[int], None]:
     """Makes z_t, c_t and h_t."""
     mx, zx, _, _, W_zm, _, _, mask, b_h, unit, rows = chunk
     h, c, z, _, m, _ = saved
@@ -81,7 +99,12 @@ def gates_step(chunk: Chunk, saved: Saved, form: Form, save: bool) -> Callable[[
     moving |= {"x1": (c, 0), "y1": (c, 1), "y2": (h, 1)}
     if save:
         moving["y0"] = (z, 0)
-    return _launcher(variant, m if early else h, W_zm, fixed, moving, zx.stride(-2))
+    numbers = {"stride_x": zx.stride(-2)}
+    if operands is None:
+        return _launcher(variant, m if early else h, W_zm, fixed, moving, **numbers)
+    variant, fixed = replace(variant, eight="e4m3"), fixed | {"y8": operands.h}
+    scales = {"undo": 1 / (eight.M * eight.WEIGHT), "scale": eight.H}
+    return _launcher(variant, operands.m, W_zm, fixed, moving, **numbers, **scales)
 
 
 def product(x: Tensor, W: Tensor, out: Tensor, form: Form) -> Callable[[int], None]:
@@ -95,6 +118,13 @@ def sums(x: Tensor, W: Tensor, form: Form) -> tuple[Tensor, Callable[[int], None
     return out, _launcher(Variant(form, "sums", rows_are_k=True), x, W, {"y0": out}, {})
 
 
+def sums_in_eight(x: Tensor, W: Tensor, factor: Tensor, form: Form) -> tuple[Tensor, Callable[[int], None]]:
+    """The same of e5m2 numbers and a W that is (N, K), times a factor that stands on the device."""
+    out = torch.empty(form.parts, x.shape[1], W.shape[0], dtype=torch.bfloat16, device=x.device)
+    fixed: Fixed = {"y0": out, "factor": factor}
+    return out, _launcher(Variant(form, "sums", eight="e5m2"), x, W, fixed, {}, undo=1 / eight.WEIGHT)
+
+
 def dm_step(chunk: Chunk, saved: Saved, out: Gradients, form: Form) -> Callable[[int], None]:
     """Makes da_t and dmx_t from dz_t."""
     mx, dmx = chunk.mx, out.dmx
@@ -103,7 +133,8 @@ def dm_step(chunk: Chunk, saved: Saved, out: Gradients, form: Form) -> Callable[
     variant = Variant(form, "dm", rows_are_k=True, indexed=chunk.rows is not None)
     fixed, moving = _rows_of(mx, chunk)
     moving |= {"x1": (saved.a, 0), "y0": (out.da, 0), "y1": (dmx, 0)}
-    return _launcher(variant, out.dr, chunk.W_zm, fixed, moving, mx.stride(-2), dmx.stride(1))
+    strides = {"stride_x": mx.stride(-2), "stride_y": dmx.stride(1)}
+    return _launcher(variant, out.dr, chunk.W_zm, fixed, moving, **strides)
 
 
 def cell_step(chunk: Chunk, saved: Saved, dh: Tensor, out: Gradients, form: Form) -> Callable[[int], None]:

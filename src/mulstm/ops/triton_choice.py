@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from mulstm.ops import cuda_driver, faults
+from mulstm.errors import BackendError
+from mulstm.ops import cuda_driver, eight, faults
 from mulstm.ops import triton_small as small
 from mulstm.ops.triton_chunk import Chunk
-from mulstm.ops.triton_plan import PLAIN, Plan, plan_of
+from mulstm.ops.triton_plan import PLAIN, Plan, plan_in_eight, plan_of
 from mulstm.ops.triton_steps import backward, forward, reads_rows
 
 
 def plan_for(chunk: Chunk, save: bool = True) -> Plan:
     """How this chunk is best run here; without `save`, for no backward."""
     B, H = chunk.h_0.shape
+    if chunk.W_zm.dtype == eight.E4M3:
+        plan = plan_in_eight(H, B)
+        if plan is None or not _works(chunk, plan, save, "8-bit step"):
+            raise BackendError('Products of 8-bit numbers do not work here. Set train.precision to "bf16".')
+        return plan
     if chunk.px is None and chunk.b_h is None and chunk.unit != "tanh":
         processors = torch.cuda.get_device_properties(chunk.zx.device).multi_processor_count
         lanes = small.groups_of(H, B, processors)
@@ -69,11 +75,19 @@ def agree(like: Chunk, one: Plan, other: Plan, save: bool = True) -> bool:
         return (torch.randn(shape or x.shape, generator=dice, device=x.device) * scale).to(x.dtype)
 
     B, H = like.h_0.shape
+
+    def matrix(W: Tensor | None) -> Any:
+        """Of numbers that 8 bits hold where the plan has them."""
+        if W is None:
+            return None
+        drawn = torch.randn(W.shape, generator=dice, device=W.device) * H**-0.5
+        return _unscaled(eight.rounded(drawn, eight.WEIGHT)) if one.eight else drawn.bfloat16()
+
     every = (3, B, like.zx.shape[-1])
     given = like.px is not None and like.px.dim() == 3
     chunk = Chunk(
         drawn(like.mx, shape=(3, B, H)), drawn(like.zx, shape=every),
-        drawn(like.px, shape=every if given else None), drawn(like.W_mh, H**-0.5), drawn(like.W_zm, H**-0.5),
+        drawn(like.px, shape=every if given else None), matrix(like.W_mh), matrix(like.W_zm),
         drawn(like.h_0), drawn(like.c_0), drawn(like.mask), drawn(like.b_h), like.unit,
     )  # fmt: skip
     dh = drawn(chunk.zx[..., :H].contiguous())
@@ -82,15 +96,27 @@ def agree(like: Chunk, one: Plan, other: Plan, save: bool = True) -> bool:
         ways.append((by_rows(chunk, dice), one))
     results = []
     for tried, plan in ways:
-        saved = forward(tried, plan, save)
-        dx = [backward(tried, saved, dh, None, None, plan).dx] if save else []
+        there, back = _in_eight(tried) if plan.eight else (tried, tried)
+        saved = forward(there, plan, save)
+        dx = [backward(back, saved, dh, None, None, plan).dx] if save else []
         results.append([x.float() for x in (saved.h, saved.c_T, *dx) if x.numel()])
     wanted, *found = results
     apart = [(a - b).norm() / b.norm() for result in found for a, b in zip(result, wanted, strict=True)]
     failed = faults.failed(device)
     if failed and not failed_before:  # the trial's own fault: what runs instead is not to answer for it
         faults.forget(device)
-    return not failed and all(float(x) < 0.02 for x in apart)
+    return not failed and all(float(x) < (0.1 if one.eight else 0.02) for x in apart)
+
+
+def _unscaled(W: Tensor) -> Tensor:
+    return (W.float() / eight.WEIGHT).bfloat16()
+
+
+def _in_eight(chunk: Chunk) -> tuple[Chunk, Chunk]:
+    """The same chunk for the forward and the backward of a plan of 8-bit numbers."""
+    W_mh, W_zm = (eight.rounded(W, eight.WEIGHT) for W in (chunk.W_mh, chunk.W_zm) if W is not None)
+    W_mht, W_zmt = (W.view(torch.uint8).t().contiguous().view(W.dtype) for W in (W_mh, W_zm))
+    return chunk._replace(W_mh=W_mh, W_zm=W_zm), chunk._replace(W_mh=W_mht, W_zm=W_zmt)
 
 
 def by_rows(chunk: Chunk, dice: torch.Generator) -> Chunk:

@@ -15,7 +15,7 @@ class Chunk(NamedTuple):
     # MI-LSTM: what multiplies W_zm h, (T, B, 4H). Or alpha, beta_1, beta_2 and b, (4, 4H) fp32: then zx is
     # u = W_zx x, and the kernels make px = alpha u + beta_1 and zx = beta_2 u + b of it.
     px: Tensor | None
-    W_mh: Tensor | None  # (H, H)
+    W_mh: Tensor | None  # (H, H)  bf16, or e4m3 with its scale (ops/eight.py)
     W_zm: Tensor  # (4H, H)
     h_0: Tensor  # (B, H)
     c_0: Tensor  # (B, H)  fp32

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mulstm.data.pairs import Pairs
+from mulstm.ops import eight
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.triton_beside import Beside
 from mulstm.ops.triton_cell import from_packed, to_packed
@@ -38,6 +39,7 @@ class Spec:
     unit: str
     learn_b_h: bool = True
     ones: bool = True  # whether the input ends in columns of ones, which bring the bias
+    eight: bool = False  # whether training multiplies by the recurrent matrices in 8 bits
 
     @property
     def HP(self) -> int:
@@ -57,6 +59,8 @@ class Packed:
     W_l: Tensor | None = None  # (HP + 4 HP, HP)  from the layer below
     W_mh: Tensor | None = None  # (HP, HP)
     W_zm: Tensor | None = None  # (4 HP, HP)
+    W_mht: Tensor | None = None  # of 8-bit numbers: the same two transposed, for the backward
+    W_zmt: Tensor | None = None
     b: Tensor | None = None  # (HP + 4 HP)  where the input has no columns of ones
     b_h: Tensor | None = None  # (HP)  fp32
     vectors: Tensor | None = None  # (4, 4 HP) fp32: MI-LSTM's alpha, beta_1, beta_2 and b
@@ -97,13 +101,17 @@ def pack(spec: Spec, p: Parameters, drop: Parameters, columns: int, beside: Besi
     for name, matrix, at, blocks in reversed(_places(spec, p)):
         later = matrix in ("W_mh", "W_zm")
         with beside.fork() if beside is not None and later else nullcontext():
+            in_eight = spec.eight and later
             if getattr(packed, matrix) is None:
-                out = torch.empty(rows[matrix], widths[matrix], dtype=torch.bfloat16, device=device)
+                dtype = eight.E4M3 if in_eight else torch.bfloat16
+                out = torch.empty(rows[matrix], widths[matrix], dtype=dtype, device=device)
                 setattr(packed, matrix, out)
             bias = b_z if augmented and name == "W_zx" else None
             out = getattr(packed, matrix)[at : at + blocks * HP]
             gain = p.get("g" + name[1:])
             packed.scales[name] = pack_rows(p[name], gain, drop.get(name), bias, out, blocks)
+            if in_eight:
+                setattr(packed, matrix + "t", transposed(out))
     if "alpha" in p:
         packed.vectors = pack_vectors(p, b_z, spec.blocks, HP)
     elif not augmented:
@@ -212,7 +220,10 @@ class LayerFunction(torch.autograd.Function):
             chunk = _every_place(chunk)
         saved = steps.forward(chunk, plan, save=True)
         # What autograd saves it frees with the backward. The state as its copy: an update overwrites it.
-        tensors = chunk._replace(h_0=saved.h[0], c_0=saved.c[0])[:9]
+        chunk_back = chunk._replace(h_0=saved.h[0], c_0=saved.c[0])
+        if plan.eight and w.W_zmt is not None:
+            chunk_back = chunk_back._replace(W_mh=w.W_mht, W_zm=w.W_zmt)
+        tensors = chunk_back[:9]
         ctx.save_for_backward(x, low, W_xt, w.W_l, w.b, *saved, *tensors, *w.scales.values(), *parameters)
         ctx.kept = (spec, names, tuple(w.scales), drop, pairs, chunk.rows, plan, c_0.shape)
         ctx.set_materialize_grads(False)

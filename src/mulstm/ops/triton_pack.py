@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mulstm.ops import eight
 from mulstm.ops.triton_cell import GROUP
 
 
@@ -27,9 +28,12 @@ def place(row, H, BLOCKS: tl.constexpr):
 def _rows_in(
     v, gain, drop, bias, out, scale, K, KP, H, ROWS,
     BLOCKS: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_DROP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    R: tl.constexpr, BK: tl.constexpr,
+    EIGHT: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """R packed rows from a parameter's, zeros where there is none; scale keeps g / |v|."""
+    """R packed rows from a parameter's, zeros where there is none; scale keeps g / |v|.
+
+    EIGHT: 0, or the scale of numbers of 8 bits.
+    """
     target = tl.program_id(0) * R + tl.arange(0, R)
     k = tl.arange(0, BK)
     if BLOCKS == 1:
@@ -53,6 +57,8 @@ def _rows_in(
         b = tl.load(bias + row, mask=real, other=0.0)[:, None]
         high = b.to(out.dtype.element_ty).to(tl.float32)
         w = tl.where((k == K)[None, :], high, tl.where((k == K + 1)[None, :], b - high, w))
+    if EIGHT != 0:
+        w = tl.minimum(tl.maximum(w * EIGHT, -448.0), 448.0)
     within = (target < ROWS)[:, None] & (k < KP)[None, :]
     tl.store(out + target[:, None] * KP + k[None, :], w.to(out.dtype.element_ty), mask=within)
 
@@ -103,7 +109,7 @@ def pack_rows(
     gain: Tensor | None,
     drop: Tensor | None,
     bias: Tensor | None,
-    out: Tensor,  # (blocks * HP, KP), every element of which is written
+    out: Tensor,  # (blocks * HP, KP) bf16, or e4m3 with its scale; every element is written
     blocks: int,
 ) -> Tensor:
     """Writes one parameter's rows into `out`; returns g / |v|, (rows)."""
@@ -115,7 +121,7 @@ def pack_rows(
     _rows_in[(triton.cdiv(out.shape[0], R),)](
         v, gain, drop, bias, out, scale, K, KP, rows // blocks, out.shape[0],
         BLOCKS=blocks, HAS_GAIN=gain is not None, HAS_DROP=drop is not None, HAS_BIAS=bias is not None,
-        R=R, BK=BK, num_warps=warps,
+        EIGHT=eight.WEIGHT if out.dtype == eight.E4M3 else 0.0, R=R, BK=BK, num_warps=warps,
     )  # fmt: skip
     return scale
 
@@ -160,7 +166,10 @@ def transposed(x: Tensor) -> Tensor:
     """A contiguous copy of x's transpose, tile by tile: torch's own takes five times as long."""
     rows, columns = x.shape
     out = x.new_empty(columns, rows)
-    _transpose[(triton.cdiv(rows, 64), triton.cdiv(columns, 64))](x, out, rows, columns, TILE=64, num_warps=4)
+    # Numbers of 8 bits go as they are, in tiles of as many bytes a row.
+    kind, tile = (torch.uint8, 128) if x.element_size() == 1 else (x.dtype, 64)
+    grid = triton.cdiv(rows, tile), triton.cdiv(columns, tile)
+    _transpose[grid](x.view(kind), out.view(kind), rows, columns, TILE=tile, num_warps=4)
     return out
 
 

@@ -45,6 +45,7 @@ class Plan:
     dh: Tile | Form | None = None  # da W_mh; likewise
     pdl: bool = True  # programmatic dependent launch
     lanes: int = 0  # > 0: one launch for the whole chunk, so many lanes a group (triton_small)
+    eight: bool = False  # its products are of 8-bit numbers
 
     @property
     def uses_cuda(self) -> bool:
@@ -164,10 +165,43 @@ _BARE: tuple[tuple[int, int, Plan], ...] = (
 )
 
 
+# Products of 8-bit numbers: a tile has twice as much of K.
+_EIGHT: tuple[tuple[int, int, Plan], ...] = (
+    (
+        2304,
+        320,
+        Plan(
+            m=Form(128, 64, 6, CM=2, CS=2),
+            gates=Form(128, 128, 6, CM=2),
+            dm=Form(128, 128, 6, CM=2, parts=4, share=100, fused=False),
+            dh=Form(128, 128, 6, CM=2, parts=2, share=100, fused=False),
+            eight=True,
+        ),
+    ),
+    (
+        4096,
+        320,
+        Plan(
+            m=Form(128, 96, 6, CM=2, CS=2),
+            gates=Form(128, 192, 5, CM=2, ahead=0, stream=True),
+            dm=Form(128, 128, 6, CM=2, parts=3, share=100, fused=False),
+            dh=Form(128, 96, 6, CM=2, parts=2, share=100, fused=False),
+            eight=True,
+        ),
+    ),
+)
+
+
 def padded(H: int) -> int:
     """The width the kernels work at: a multiple of 128, of 32 for small layers."""
     step = 32 if H <= 512 else 128
     return -(-H // step) * step
+
+
+def plan_in_eight(H: int, B: int) -> Plan | None:
+    """The one for products of 8-bit numbers, where there is one."""
+    rows = (plan for largest_H, largest_B, plan in _EIGHT if largest_H >= H > NARROW and largest_B >= B)
+    return next(rows, None)
 
 
 def plan_of(H: int, B: int, cuda: bool = False, px: bool = False) -> Plan:

@@ -24,6 +24,12 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
+def in_e5m2(x, scale):
+    """8-bit numbers of x times a scale; what is too large becomes the largest."""
+    return tl.minimum(tl.maximum(x * scale, -57344.0), 57344.0).to(tl.float8e5)
+
+
+@triton.jit
 def m_forward(a, mx, m, stride_mx, B, H, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr):
     """m = mx * a."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
@@ -106,9 +112,10 @@ def gates_backward(
     c_prev, c, mask, b_h, zx, px,
     dc,  # (B, H) fp32, replaced
     dz, dr, db_h,  # db_h: (B, H) fp32, added to
+    dz_8, scale,  # EIGHT: (B, 4H), dz once more in 8 bits, and their scale
     stride_dz, stride_zx, stride_px, B, H,
     UNIT: tl.constexpr, PX: tl.constexpr, HAS_MASK: tl.constexpr, HAS_B: tl.constexpr,
-    SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    EIGHT: tl.constexpr, SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dz of a step from the gradient of its h and c, and MI-LSTM's dr."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
@@ -125,6 +132,7 @@ def gates_backward(
         x, p = input_side(zx, px, b, n, B, width, stride_zx, stride_px, PX)
         z_t = x + p * z_t
     d = tl.load(dh + at, mask=inside, other=0.0).to(tl.float32)
+    by = tl.load(scale) if EIGHT else 1.0
     bias = tl.load(b_h + u, mask=u < H, other=0.0).to(tl.float32) if HAS_B else 0.0
     keep = tl.load(mask + at, mask=inside, other=0.0).to(tl.float32) if HAS_MASK else 1.0
     if UNIT == TANH:
@@ -148,6 +156,8 @@ def gates_backward(
         tl.store(dc + at, d_c * f, mask=inside)
         d_z = join_gates(d_c * D_hat, d_c * D_i, d * D_o, d_c * D_f, BR, 4 * BU)
     tl.store(dz + b * stride_dz + n, d_z.to(dz.dtype.element_ty), mask=wide)
+    if EIGHT:
+        tl.store(dz_8 + b * width + n, in_e5m2(d_z, by), mask=wide)
     if PX != NONE:
         tl.store(dr + b * width + n, (d_z * p).to(dr.dtype.element_ty), mask=wide)
 
@@ -156,8 +166,10 @@ def gates_backward(
 def m_backward(
     dm,  # (SPLIT, B, H) partial sums
     mx, rows, a, da, dmx,
+    da_8, scale,  # EIGHT: da once more in 8 bits, and their scale
     stride_mx, stride_dmx, B, H,
-    INDEXED: tl.constexpr, SPLIT: tl.constexpr, BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
+    INDEXED: tl.constexpr, EIGHT: tl.constexpr, SPLIT: tl.constexpr,
+    BR: tl.constexpr, BU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """da and dmx from dm, whose partial sums are added in order; INDEXED: lane b's row of mx is rows[b]."""
     b = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
@@ -167,9 +179,12 @@ def m_backward(
     row = tl.load(rows + b, mask=b < B, other=0).to(tl.int64) if INDEXED else b
     x = tl.load(mx + row * stride_mx + u, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
+    by = tl.load(scale) if EIGHT else 1.0
     wait(PDL)
     d = tl.zeros([BR, BU], tl.float32)
     for s in tl.static_range(SPLIT):
         d += tl.load(dm + s * B * H + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(da + at, (d * x).to(da.dtype.element_ty), mask=inside)
     tl.store(dmx + b * stride_dmx + u, (d * y).to(dmx.dtype.element_ty), mask=inside)
+    if EIGHT:
+        tl.store(da_8 + at, in_e5m2(d * x, by), mask=inside)

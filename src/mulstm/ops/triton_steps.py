@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mulstm.ops import cuda_steps
+from mulstm.ops import cuda_steps, eight
 from mulstm.ops import triton_pointwise as pointwise
 from mulstm.ops import triton_products as products
 from mulstm.ops import triton_small as small
@@ -25,6 +25,15 @@ NONE, GIVEN, VECTORS = 0, 1, 2  # kinds of px, as in triton_pointwise
 ROWS, COLUMNS, WARPS = 4, 256, 4  # a pointwise kernel's tile
 ROWS_BACK = 2  # so many that more CTAs find registers beside a product and load while it runs
 ROWS_VECTORS, COLUMNS_VECTORS = 8, 64  # as small, but MI-LSTM's vectors are read anew for fewer tiles of rows
+
+
+class InEight(NamedTuple):
+    """What the backward's products in 8 bits multiply, one place for all steps, e5m2."""
+
+    dz: Tensor  # (1, B, 4H)
+    da: Tensor  # (1, B, H)
+    scale: Tensor  # (1) fp32, theirs
+    undo: Tensor  # (1) its inverse
 
 
 def reads_rows(chunk: Chunk, plan: Plan) -> bool:
@@ -97,6 +106,7 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     a = zx.new_empty((kept, B, H) if mx is not None else 0)
     m = torch.empty_like(a)
     r = zx.new_empty((kept, B, width) if px is not None else 0)
+    operands = _operands(h_0) if plan.eight else None
     h[0].copy_(h_0)
     c[0].copy_(c_0)
     saved = Saved(h, c, z, a, m, r)
@@ -110,19 +120,26 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
         return saved
     # The copies above stand between the first kernel of the loop and whatever made mx and zx: a kernel reads
     # before its wait only what was written two kernels ago or earlier.
-    step = _forward_step(chunk, saved, plan, save)
+    step = _forward_step(chunk, saved, plan, save, operands)
     for t in range(T):
         step(t)
     return saved
 
 
-def _forward_step(chunk: Chunk, saved: Saved, plan: Plan, save: bool) -> Step:
+def _operands(h_0: Tensor) -> cuda_steps.Operands:
+    h = eight.rounded(h_0[None], eight.H)
+    return cuda_steps.Operands(h, torch.empty_like(h))
+
+
+def _forward_step(
+    chunk: Chunk, saved: Saved, plan: Plan, save: bool, operands: cuda_steps.Operands | None
+) -> Step:
     """A function of t that makes the whole step."""
     fusible = chunk.px is None and chunk.unit != "tanh"
     bare = isinstance(plan.gates, Form) and not plan.gates.fused
     tile_z = plan.gates if fusible or bare else None
-    kernel_m = _m_step(chunk, saved, plan.m, save, plan.pdl) if chunk.mx is not None else None
-    kernel_z = _gates_step(chunk, saved, tile_z, save, plan.pdl)
+    kernel_m = _m_step(chunk, saved, plan.m, save, plan.pdl, operands) if chunk.mx is not None else None
+    kernel_z = _gates_step(chunk, saved, tile_z, save, plan.pdl, operands)
 
     def step(t: int) -> None:
         if kernel_m is not None:
@@ -132,10 +149,17 @@ def _forward_step(chunk: Chunk, saved: Saved, plan: Plan, save: bool) -> Step:
     return step
 
 
-def _m_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool, pdl: bool) -> Step:
+def _m_step(
+    chunk: Chunk,
+    saved: Saved,
+    tile: Tile | Form | None,
+    save: bool,
+    pdl: bool,
+    operands: cuda_steps.Operands | None,
+) -> Step:
     """A function of t that makes a_t and m_t."""
     if isinstance(tile, Form):
-        return cuda_steps.m_step(chunk, saved, tile, save)
+        return cuda_steps.m_step(chunk, saved, tile, save, operands)
     mx, W_mh = chunk.mx, chunk.W_mh
     assert mx is not None
     assert W_mh is not None
@@ -163,10 +187,17 @@ def _m_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool, pd
     return fused
 
 
-def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool, pdl: bool) -> Step:
+def _gates_step(
+    chunk: Chunk,
+    saved: Saved,
+    tile: Tile | Form | None,
+    save: bool,
+    pdl: bool,
+    operands: cuda_steps.Operands | None,
+) -> Step:
     """A function of t that makes z_t, c_t and h_t."""
     if isinstance(tile, Form) and tile.fused:
-        return cuda_steps.gates_step(chunk, saved, tile, save)
+        return cuda_steps.gates_step(chunk, saved, tile, save, operands)
     mx, zx, px, _, W_zm, _, _, mask, b_h, unit, _ = chunk
     h, c, z, _, m, r = saved
     operand = h if mx is None else m
@@ -227,11 +258,13 @@ def backward(
 ) -> Gradients:
     """The gradients of one chunk but for the weights', which are products over all steps.
 
-    Without `to_start` nobody wants dh_0, and it holds nothing.
+    Without `to_start` nobody wants dh_0, and it holds nothing. For a plan of 8-bit numbers the chunk has its
+    two recurrent matrices transposed.
     """
     mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit, _ = chunk
     c, z, a = saved.c, saved.z, saved.a
     (T, B, width), H = chunk.shape, h_0.shape[1]
+    in_eight = _in_eight(dh, width) if plan.eight else None
     dx = zx.new_empty(T, B, width + (0 if mx is None else H))
     dmx, dz = (None, dx) if mx is None else (dx[..., :H], dx[..., H:])
     dr = dz if px is None else torch.empty_like(zx, memory_format=torch.contiguous_format)
@@ -251,7 +284,7 @@ def backward(
         )  # fmt: skip
         return out
     # Likewise these copies stand between the first kernel and whatever made dh.
-    step = _backward_step(chunk, saved, dh, dh_rec, out, plan, to_start)
+    step = _backward_step(chunk, saved, dh, dh_rec, out, plan, to_start, in_eight)
     for t in range(T - 1, -1, -1):
         step(t)
     if px is None:
@@ -260,8 +293,22 @@ def backward(
     return out._replace(dpx=through_vectors(dz, saved.r, zx, px) if vectors else dz * saved.r)
 
 
+def _in_eight(dh: Tensor, width: int) -> InEight:
+    _, B, H = dh.shape
+    scale = eight.gradient_scale(dh)
+    dz, da = (torch.empty(1, B, n, dtype=eight.E5M2, device=dh.device) for n in (width, H))
+    return InEight(dz, da, scale, 1 / scale)
+
+
 def _backward_step(
-    chunk: Chunk, saved: Saved, dh: Tensor, dh_T: Tensor, out: Gradients, plan: Plan, to_start: bool
+    chunk: Chunk,
+    saved: Saved,
+    dh: Tensor,
+    dh_T: Tensor,
+    out: Gradients,
+    plan: Plan,
+    to_start: bool,
+    in_eight: InEight | None,
 ) -> Step:
     """A function of t that goes from dh_t and dc_t to those of the step before; the last may give dh_0."""
     mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit, rows = chunk
@@ -271,21 +318,25 @@ def _backward_step(
     work = _Pointwise.of(chunk, ROWS_BACK if plan.uses_cuda else ROWS)
     flags = {"UNIT": UNITS.index(unit), "HAS_MASK": mask is not None, "HAS_B": b_h is not None}
     lstm = unit != "tanh"
-    to_m = _to_da(chunk, saved, out, plan, work) if mx is not None else _partial(dr, W_zm, plan.dm, plan)
+    if mx is not None:
+        to_m = _to_da(chunk, saved, out, plan, work, in_eight)
+    else:
+        to_m = _partial(dr, W_zm, plan.dm, plan)
+    dz_8, da_8, scale, undo = (None, da, None, None) if in_eight is None else in_eight
     # Where the last product goes on to dz of the step before, the pointwise kernel makes only the first.
     cell = None
     if isinstance(plan.dh, Form) and plan.dh.fused and W_mh is not None and lstm and px is None:
         cell = cuda_steps.cell_step(chunk, saved, dh, out, plan.dh)
-    to_h = None if W_mh is None else _partial(da, W_mh, plan.dh, plan)
+    to_h = None if W_mh is None else _partial(da_8, W_mh, plan.dh, plan, undo)
     dh_rec, split = dh_T, 1
 
     def gates(t: int) -> None:
         px_t, stride_px = _px_of(px, t)
         pointwise.gates_backward[work.grid](
             dh_rec, dh[t], z[t], c[t] if lstm else c, c[t + 1] if lstm else c, mask, b_h,
-            zx[t] if rows is None else zx, px_t, dc, dz[t], dr[t], db_h,
+            zx[t] if rows is None else zx, px_t, dc, dz[t], dr[t], db_h, dz_8, scale,
             dz.stride(1), zx.stride(-2), stride_px, B, H,
-            PX=_px_kind(px), SPLIT=split, **flags, **work.options(plan.pdl),
+            PX=_px_kind(px), EIGHT=plan.eight, SPLIT=split, **flags, **work.options(plan.pdl),
         )  # fmt: skip
 
     def step(t: int) -> None:
@@ -307,7 +358,9 @@ def _backward_step(
     return step
 
 
-def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointwise) -> Sums:
+def _to_da(
+    chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointwise, in_eight: InEight | None
+) -> Sums:
     """A function of t that goes from dz_t to da_t and dmx_t."""
     mx, a, da, dmx, rows = chunk.mx, saved.a, out.da, out.dmx, chunk.rows
     assert mx is not None
@@ -321,26 +374,33 @@ def _to_da(chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointw
             return da[t], 1
 
         return whole
-    product = _partial(out.dr, chunk.W_zm, plan.dm, plan)
+    dr, da_8, scale, undo = (out.dr, None, None, None) if in_eight is None else in_eight
+    product = _partial(dr, chunk.W_zm, plan.dm, plan, undo)
 
     def apart(t: int) -> tuple[Tensor, int]:
         dm, split = product(t)
         mx_t, rows_t = (mx[t], None) if rows is None else (mx, rows[t])
         pointwise.m_backward[work.grid](
-            dm, mx_t, rows_t, a[t], da[t], dmx[t], mx.stride(-2), dmx.stride(1), B, H,
-            INDEXED=rows is not None, SPLIT=split, **work.options(plan.pdl),
+            dm, mx_t, rows_t, a[t], da[t], dmx[t], da_8, scale, mx.stride(-2), dmx.stride(1), B, H,
+            INDEXED=rows is not None, EIGHT=plan.eight, SPLIT=split, **work.options(plan.pdl),
         )  # fmt: skip
         return da[t], 1
 
     return apart
 
 
-def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, plan: Plan) -> Sums:
-    """A function of t that makes x_t @ W in partial sums, and says in how many."""
+def _partial(x: Tensor, W: Tensor, tile: Tile | Form | None, plan: Plan, undo: Tensor | None = None) -> Sums:
+    """A function of t that makes x_t @ W in partial sums, and says in how many.
+
+    With `undo` x is of 8 bits, and W of 8 bits and transposed.
+    """
     _, B, K = x.shape
     N = W.shape[1]
     if isinstance(tile, Form):
-        parts, product = cuda_steps.sums(x, W, tile)
+        if undo is not None:
+            parts, product = cuda_steps.sums_in_eight(x, W, undo, tile)
+        else:
+            parts, product = cuda_steps.sums(x, W, tile)
 
         def in_cuda(t: int) -> tuple[Tensor, int]:
             product(t)

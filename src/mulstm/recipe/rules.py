@@ -45,7 +45,7 @@ RULES: tuple[Rule, ...] = (
     _choice("data.convention", "", "protein", "openai-review", "nvidia-review"),
     _choice("optimiser.name", "adam", "adamw", "rmsprop-normalised"),
     _choice("optimiser.decay", "constant", "linear", "cosine", "exponential"),
-    _choice("train.precision", "fp32", "bf16"),
+    _choice("train.precision", "fp32", "bf16", "fp8"),
     ("name", lambda v: not re.search(r"^/|^\.\.?(/|$)|/\.\.?(/|$)", v), "a name that can name a folder"),
     ("name title", lambda v: not re.search(r"[\0-\x1f\x7f-\x9f]", v), "free of control characters"),
     ("data.corpus train.backend", lambda v: v != "", "given"),

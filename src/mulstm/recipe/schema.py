@@ -95,7 +95,8 @@ class TrainRecipe:
     epochs: float = 1.0
     updates: int = 0  # when > 0, instead of epochs
     seed: int = 1
-    precision: str = "fp32"  # fp32 | bf16 (fp32 master weights and cell state)
+    # fp32 | bf16 (fp32 master weights and cell state) | fp8 (bf16 with recurrent products of 8-bit numbers)
+    precision: str = "fp32"
     backend: str = "auto"
     block: int = 0  # symbols of a block cut into lanes by itself ("megabatch"); 0: the whole split
     clear_every: int = 0  # updates after which all states go to zero

@@ -14,6 +14,9 @@ __device__ __forceinline__ char *wide(const void *x, const Place &o, int r, int 
 __device__ __forceinline__ char *wide_x(const Args &g, const Place &o, int r, int column) {
   return (char *)g.x0 + 2 * ((long long)o.x[r] * g.stride_x + column + o.wide);
 }
+__device__ __forceinline__ char *eight(const Args &g, const Place &o, int r, int stride, int column) {
+  return (char *)g.y8 + (long long)o.b[r] * stride + column + o.wide;
+}
 __device__ __forceinline__ char *pair(const void *x, const Place &o, int r, int stride, int column) {
   return (char *)x + 4 * ((long long)o.b[r] * stride + column + o.q * 2);
 }
@@ -39,7 +42,7 @@ struct Epilogue {
 };
 
 #elif EPI == M_FORWARD || EPI == M_BACKWARD
-// forward:  a = sums, m = mx sums.   x0 mx (stride_x); y0 a, y1 m
+// forward:  a = sums, m = mx sums.   x0 mx (stride_x); y0 a, y1 m, y8 m
 // backward: da = mx sums, dmx = a sums.   x0 mx (stride_x), x1 a; y0 da, y1 dmx (stride_y)
 struct Epilogue {
   uint2 x[ROWS][P], y[ROWS][P];
@@ -66,6 +69,7 @@ struct Epilogue {
                                      bf16x2(v[2] * bf16_low(u.y), v[3] * bf16_high(u.y)), o.odd);
         if (EPI == M_FORWARD) {
           store2(out_1 + p * 32, by_x, in);
+          if (EIGHT) store_e4m3(eight(g, o, r, g.N, o.n) + p * 16, by_x, g.scale, in);
           if (SAVE) store2(out_0 + p * 32, to_memory(bf16x2(v[0], v[1]), bf16x2(v[2], v[3]), o.odd), in);
         } else {
           const uint2 w = from_memory(y[r][p], o.odd);
@@ -79,7 +83,7 @@ struct Epilogue {
 };
 
 #elif EPI == GATES
-// z = zx + sums, then the cell. x0 zx (stride_x), x1 c_prev, x2 mask, x3 b_h (fp32); y0 z (fp16), y1 c, y2 h
+// z = zx + sums, then the cell. x0 zx (stride_x), x1 c_prev, x2 mask, x3 b_h (fp32); y0 z (fp16), y1 c, y2 h, y8 h
 // Packed order: 64 columns are the 4 gates of 16 units, each gate a block of 16.
 struct Epilogue {
   static constexpr int G = JF / 8;
@@ -158,7 +162,9 @@ struct Epilogue {
         }
       }
       ALL(i, 2) store2(out_c + k * 64 + i * 32, as_words(c[i * 2], c[i * 2 + 1]), in);
-      store2(out_h + k * 32, to_memory(bf16x2(h[0], h[1]), bf16x2(h[2], h[3]), o.odd), in);
+      const uint2 units = to_memory(bf16x2(h[0], h[1]), bf16x2(h[2], h[3]), o.odd);
+      store2(out_h + k * 32, units, in);
+      if (EIGHT) store_e4m3(eight(g, o, r, g.N / 4, o.n / 4) + k * 16, units, g.scale, in);
     }
     }
   }

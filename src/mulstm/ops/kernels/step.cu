@@ -5,10 +5,11 @@
 // A warp of its own asks the copy engine for tiles; WGM x WGN warpgroups multiply them. The CM CTAs of a
 // cluster that have the same columns share W's tile: each asks for its part and sends it to all. CS CTAs share
 // K: each adds up a part of the tile from all of them.
+// EIGHT: A and W are 8-bit numbers, each its number times a scale; the sums are multiplied by what undoes both.
 // No header is included, so that NVRTC needs none.
 //
-// Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD STREAM INDEXED XF32,
-// and the function wgmma() for WN columns (ops/cuda_source.py).
+// Given as macros: BM BN WGM WGN STAGES CM CS W_MN EPI UNIT HAS_MASK HAS_B SAVE C_EARLY AHEAD STREAM INDEXED XF32
+// EIGHT, and the function wgmma() for WN columns (ops/cuda_source.py).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -21,12 +22,15 @@ struct Args {
   Map A, W;
   const void *x0, *x1, *x2, *x3, *x4, *x5;  // what the epilogue reads, see there
   void *y0, *y1, *y2;                       // what it writes
+  void *y8;                                 // EIGHT: the next product's A
   int *fault;                               // set to 1 by whoever waits in vain
   const int *rows;                          // rows of the strided input, where they are not those of A (INDEXED)
   int row;                                  // A's first row
   int B, N;                                 // rows and columns of the result
   int blocks;                               // K in blocks of BK
   int stride_x, stride_y;                   // rows of the strided input and output
+  float undo, scale;                        // EIGHT: of the sums; of y8
+  const float *factor;                      // EIGHT: a further factor of the sums, or null
 };
 
 // EPI and UNIT (a place in ops/reference.py's UNITS)
@@ -38,13 +42,13 @@ struct Args {
 #define STANDARD 0
 #define INITIAL 1
 
-constexpr int BK = 64;
+constexpr int BK = EIGHT ? 128 : 64;  // 128 bytes
 constexpr int WN = BN / WGN;
 constexpr int J = WN / 8;  // blocks of 8 columns in a thread's sums
 constexpr int GROUPS = WGM * WGN;
 constexpr int CONSUMERS = GROUPS * 128;
 constexpr int CLUSTER = CM * CS;
-constexpr int A_BYTES = BM * BK * 2, W_BYTES = BN * BK * 2;
+constexpr int A_BYTES = BM * 128, W_BYTES = BN * 128;
 constexpr int STAGE_BYTES = A_BYTES + W_BYTES;
 // What a thread finishes: with CS > 1 one of its two rows, and 2 / CS of its columns.
 constexpr int ROWS = CS > 1 ? 1 : 2;
@@ -57,7 +61,7 @@ static_assert(BM == 64 * WGM && BN == WN * WGN && WN % 16 == 0 && J % PARTS == 0
 static_assert(CS == 1 || X_WORDS % 4 == 0, "");
 static_assert(EPI != GATES || JF % 8 == 0, "");
 static_assert(AHEAD || EPI == SUMS || (EPI == GATES && CS == 1), "");
-static_assert(!W_MN || WN % 64 == 0, "");
+static_assert(!W_MN || (WN % 64 == 0 && !EIGHT), "");
 static_assert(A_BYTES % 1024 == 0 && W_BYTES % 1024 == 0, "");
 
 // ---- machine instructions
@@ -152,11 +156,11 @@ __device__ __forceinline__ void let_next_kernel_start() {
 // A descriptor: bits 0..13 start, 16..29 leading byte offset, 32..45 stride byte offset, all / 16; 62..63 the
 // swizzle: 1 for 128 bytes. K-major: rows of 128 bytes, 8 rows to the next block; leading is not used.
 // MN-major (W's rows are k): chunks of 64 columns, in each BK rows; leading: to the next chunk, stride: 8 rows on.
-constexpr u32 CHUNK = BK * 128, EIGHT = 8 * 128;
+constexpr u32 CHUNK = BK * 128, ROWS_8 = 8 * 128;
 constexpr u32 A_HIGH = 1u << 30 | 1024 >> 4, A_LOW = 1 << 16;
-constexpr u32 W_HIGH = W_MN ? 1u << 30 | EIGHT >> 4 : A_HIGH;
+constexpr u32 W_HIGH = W_MN ? 1u << 30 | ROWS_8 >> 4 : A_HIGH;
 constexpr u32 W_LOW = W_MN ? CHUNK >> 4 << 16 : A_LOW;
-constexpr u32 W_STEP = W_MN ? 16 * 128 >> 4 : 2;  // 16 k further on, / 16
+constexpr u32 W_STEP = W_MN ? 16 * 128 >> 4 : 2;  // one instruction's k further on, / 16: else 32 bytes
 
 /*WGMMA*/
 
@@ -202,6 +206,13 @@ __device__ __forceinline__ uint2 load2(const void *p, bool inside) {
 }
 __device__ __forceinline__ void store2(void *p, uint2 v, bool inside) {
   if (inside) asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+// Four bf16 numbers, as to_memory() gives them, times a scale, as four of 8 bits; too large ones become the largest.
+__device__ __forceinline__ void store_e4m3(void *p, uint2 v, float scale, bool inside) {
+  unsigned short low, high;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(bf16_high(v.x) * scale), "f"(bf16_low(v.x) * scale));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(bf16_high(v.y) * scale), "f"(bf16_low(v.y) * scale));
+  if (inside) asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"((u32)high << 16 | low) : "memory");
 }
 __device__ __forceinline__ float2 as_floats(uint2 v) {
   return make_float2(__uint_as_float(v.x), __uint_as_float(v.y));
@@ -343,8 +354,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
 #pragma unroll
   for (int i = 0; i < WN / 2; i++) acc[i] = 0.0f;
   {
-    const u32 a_0 = ring + group_m * 64 * BK * 2;
-    const u32 w_0 = ring + A_BYTES + group_n * WN * BK * 2;
+    const u32 a_0 = ring + group_m * 64 * 128;
+    const u32 w_0 = ring + A_BYTES + group_n * WN * 128;
     int s = 0, parity = 0;
     for (int i = 0; i < count; i++) {
       barrier_wait(full + 8 * s, parity, args.fault);
@@ -353,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
       const u32 w = W_LOW | ((w_0 + s * STAGE_BYTES) & 0x3ffff) >> 4;
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-      for (int k = 0; k < BK / 16; k++)
+      for (int k = 0; k < 4; k++)
         wgmma(acc, a + k * 2, w + k * W_STEP, i + k > 0);
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
@@ -430,6 +441,13 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) step_product(con
         }
       }
     }
+  }
+  if (EIGHT) {
+    const float undo = args.factor ? args.undo * *args.factor : args.undo;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+      for (int i = 0; i < JF * 2; i++) sums[r][i] *= undo;
   }
   epilogue.finish(args, place, sums);
 }

@@ -1,0 +1,37 @@
+"""Numbers of 8 bits: what they hold, and their scales."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mulstm.ops import eight
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(eight.E4M3, 2**-4), (eight.E5M2, 2**-3)])
+def test_what_is_rounded_stays_near(dtype: torch.dtype, near: float) -> None:
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    x = x[x.abs() > 0.01]
+    back = eight.rounded(x, 64.0, dtype).float() / 64
+    assert float(((back - x) / x).abs().max()) <= near
+    assert float(((back - x) / x).mean().abs()) < 0.01
+
+
+def test_what_is_too_large_becomes_the_largest() -> None:
+    x = torch.tensor([1e9, -1e9, 447.0, 0.0])
+    assert eight.rounded(x, 1.0).tolist() == [448.0, -448.0, 448.0, 0.0]
+    assert eight.rounded(x, 1.0, eight.E5M2).float().tolist() == [57344.0, -57344.0, 448.0, 0.0]
+
+
+@pytest.mark.parametrize("largest", [1e-9, 3e-5, 0.7, 1.0, 2000.0])
+def test_the_scale_of_gradients_is_a_power_of_two_that_brings_them_into_range(largest: float) -> None:
+    dh = torch.tensor([[0.3 * largest, -largest], [0.0, 0.1 * largest]]).bfloat16()
+    scale = eight.gradient_scale(dh)
+    assert scale.shape == (1,)
+    assert scale.dtype == torch.float32
+    assert float(torch.log2(scale)) == round(float(torch.log2(scale)))
+    assert eight.GRADIENT / 2 < float(dh.abs().max()) * float(scale) <= eight.GRADIENT
+
+
+def test_gradients_that_are_all_zero_have_a_finite_scale() -> None:
+    assert torch.isfinite(eight.gradient_scale(torch.zeros(3, 4))).all()
