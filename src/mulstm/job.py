@@ -247,13 +247,19 @@ def backend_of(recipe: Recipe, share: parallel.Share) -> str:
         ops.require_plain(recipe.train.backend)
         return "reference"
     B, dtype = recipe.train.lanes // share.count, PRECISIONS[recipe.train.precision]
-    if recipe.train.precision == "fp8":
-        why = "records begin inside chunks" if recipe.data.records else None
-        why = why or packed.no_eight(recipe.model, B, share.device)
-        if why is not None:
-            raise RecipeError(f'train.precision = "fp8" is not to be had here: {why}. Set it to "bf16".')
+    if recipe.train.precision == "fp8" and (why := _no_eight(recipe, B, share.device)) is not None:
+        raise RecipeError(f'train.precision = "fp8" is not to be had here: {why}. Set it to "bf16".')
     zx = torch.zeros(1, 1, 1, dtype=dtype, device=share.device).expand(1, B, 1)
     return ops.chosen(zx, backend=recipe.train.backend)
+
+
+def _no_eight(recipe: Recipe, lanes: int, device: torch.device) -> str | None:
+    """None, or why a run would not have the 8-bit products that its recipe asks for."""
+    if recipe.data.records:
+        return "records begin inside chunks"
+    if recipe.train.backend not in ("auto", "triton"):
+        return f"the backend {recipe.train.backend} has no such products"
+    return packed.no_eight(recipe.model, lanes, device)
 
 
 def hardware(device: torch.device) -> str:

@@ -111,6 +111,7 @@ def test_more_lanes_than_any_memory_holds_are_told_of_as_lanes(tiny: Tiny, tmp_p
         (("model.hidden=1900",), "they need an NVIDIA GPU"),
         (("model.hidden=512",), "512 units in 8 lanes have no kernels"),
         (("model.hidden=1900", "model.cell=lstm"), "the lstm has no kernels"),
+        (("model.hidden=1900", "train.backend=fused"), "the backend fused has no such products"),
     ],
 )
 def test_8_bit_products_that_cannot_be_had_are_refused(
