@@ -61,6 +61,7 @@ class Job:
     source: dict[str, Any]  # where the model came from and how it writes a record, for its checkpoints
     hardware: str
     backend: str
+    no_eight: str | None = None  # why a run in fp8 is one in bf16
     setup_seconds: float = 0.0
     saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written
     signals: list[int] = field(default_factory=list)
@@ -70,6 +71,11 @@ class Job:
     valid_symbols: int = 0  # read by the last validation, in the process that made it
     screen: console.Progress | None = None
     board: Any = None  # a TensorBoard writer
+
+    @property
+    def precision(self) -> str:
+        """What computes."""
+        return self.recipe.train.precision if self.no_eight is None else "bf16"
 
     @property
     def model(self) -> LanguageModel:
@@ -149,6 +155,7 @@ def build(
         source=_source(recipe, start, folder),
         hardware=hardware(share.device),
         backend=backend,
+        no_eight=no_eight(recipe, share),
     )
     if (folder / resume.NAME).exists():
         job.progress = resume.load(folder / resume.NAME, update, job.facts, job.total)
@@ -247,19 +254,20 @@ def backend_of(recipe: Recipe, share: parallel.Share) -> str:
         ops.require_plain(recipe.train.backend)
         return "reference"
     B, dtype = recipe.train.lanes // share.count, PRECISIONS[recipe.train.precision]
-    if recipe.train.precision == "fp8" and (why := _no_eight(recipe, B, share.device)) is not None:
-        raise RecipeError(f'train.precision = "fp8" is not to be had here: {why}. Set it to "bf16".')
     zx = torch.zeros(1, 1, 1, dtype=dtype, device=share.device).expand(1, B, 1)
     return ops.chosen(zx, backend=recipe.train.backend)
 
 
-def _no_eight(recipe: Recipe, lanes: int, device: torch.device) -> str | None:
-    """None, or why a run would not have the 8-bit products that its recipe asks for."""
+def no_eight(recipe: Recipe, share: parallel.Share) -> str | None:
+    """None, or why a run does not have the 8-bit products that its recipe asks for, and is one in bf16."""
+    if recipe.train.precision != "fp8":
+        return None
     if recipe.data.records:
         return "records begin inside chunks"
     if recipe.train.backend not in ("auto", "triton"):
-        return f"the backend {recipe.train.backend} has no such products"
-    return packed.no_eight(recipe.model, lanes, device)
+        return f"the backend {recipe.train.backend} does not make them"
+    lanes, mask = recipe.train.lanes // share.count, recipe.dropout.hidden > 0
+    return packed.no_eight(recipe.model, lanes, mask, share.device)
 
 
 def hardware(device: torch.device) -> str:

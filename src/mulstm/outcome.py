@@ -48,7 +48,7 @@ def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict
         "setup_seconds": job.setup_seconds,
         "hardware": job.hardware,
         "processes": job.share.count,
-        "precision": recipe.train.precision,
+        "precision": job.precision,
         "backend": job.backend,
         "commit": machine.commit(),
         "settings": recipes.settings(recipe),

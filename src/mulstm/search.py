@@ -176,7 +176,7 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
         "symbols_per_second": last.get("symbols_per_second"),
         "stopped": diverged or progress.stopped,
         "hardware": job.hardware,
-        "precision": recipe.train.precision,
+        "precision": job.precision,
         "backend": job.backend,
         "commit": machine.commit(),
         "curve": [

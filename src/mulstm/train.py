@@ -362,8 +362,10 @@ def _introduce(job: Job) -> None:
     console.note(
         f"{recipe.model.cell}, {model.parameter_count():,} parameters; {job.corpus.name}, {train:,} symbols; "
         f"{job.total:,} updates of {recipe.train.lanes} x {recipe.train.chunk} symbols; "
-        f"{job.hardware}, {recipe.train.precision}, backend {job.backend}"
+        f"{job.hardware}, {job.precision}, backend {job.backend}"
     )
+    if job.no_eight is not None:
+        console.note(f"8-bit products are not to be had here ({job.no_eight}): the run is one in bf16")
     if job.total <= recipe.optimiser.warmup:
         console.note(
             f"warning: the warm-up ({recipe.optimiser.warmup:,} updates) is as long as the run: little will "

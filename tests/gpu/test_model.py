@@ -46,7 +46,7 @@ EIGHT = [
     ids=str,
 )
 def test_gradients(recipe: ModelRecipe, precision: str, near: float) -> None:
-    if precision == "fp8" and packed.no_eight(recipe, 33, torch.device("cuda", 0)) is not None:
+    if precision == "fp8" and packed.no_eight(recipe, 33, True, torch.device("cuda", 0)) is not None:
         pytest.skip("not a Hopper GPU")
     torch.manual_seed(1)
     model = LanguageModel(recipe, N)
@@ -109,9 +109,25 @@ def test_losses_follow_the_reference() -> None:
     assert np.mean(fast[-20:]) == pytest.approx(np.mean(slow[-20:]), rel=0.05)
 
 
+def test_gradients_of_the_state_alone_reach_the_weights_in_8_bits() -> None:
+    recipe = ModelRecipe(hidden=1300, embedding=40, weight_norm=True)
+    if packed.no_eight(recipe, 33, False, torch.device("cuda", 0)) is not None:
+        pytest.skip("not a Hopper GPU")
+    found = {}
+    for precision in ("bf16", "fp8"):
+        torch.manual_seed(1)
+        model = LanguageModel(recipe, N).cuda()
+        model.precision = precision
+        _, (state,) = model.loss(*torch.randint(N, (2, 33, 9), device="cuda"), None, None)
+        (state.c * 1e-6).sum().backward()
+        assert model.stack[0].W_zm.grad is not None
+        found[precision] = model.stack[0].W_zm.grad.cpu()
+    assert rms(found["fp8"], found["bf16"]) < 0.2
+
+
 def test_losses_of_8_bit_products_follow_those_of_bf16() -> None:
     wide = ModelRecipe(hidden=1200, embedding=32, weight_norm=True)
-    if packed.no_eight(wide, 32, torch.device("cuda", 0)) is not None:
+    if packed.no_eight(wide, 32, True, torch.device("cuda", 0)) is not None:
         pytest.skip("not a Hopper GPU")
     fast, slow = _losses("auto", "fp8", 60, wide), _losses("auto", "bf16", 60, wide)
     assert fast != slow

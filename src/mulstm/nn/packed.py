@@ -55,26 +55,38 @@ def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
         return False
     if modes.objection() is not None:
         return False
-    device = str(model.W_out.device)
-    if device not in _OBJECTIONS:
-        _OBJECTIONS[device] = objections(device, "bf16")["triton"]
-    return _OBJECTIONS[device] is None
+    return _objection(model.W_out.device) is None
 
 
 _OBJECTIONS: dict[str, str | None] = {}
+
+
+def _objection(device: torch.device) -> str | None:
+    """Why Triton cannot run there; asked once for each device."""
+    if str(device) not in _OBJECTIONS:
+        _OBJECTIONS[str(device)] = objections(str(device), "bf16")["triton"]
+    return _OBJECTIONS[str(device)]
+
+
 WIDE = 512  # units; below, the input product is not worth a thought
 
 
-def no_eight(model: ModelRecipe, lanes: int, device: torch.device) -> str | None:
+def no_eight(model: ModelRecipe, lanes: int, mask: bool, device: torch.device) -> str | None:
     """None, or why the recurrent products of training cannot be of 8-bit numbers there."""
     from mulstm.ops.cuda_driver import why_not
     from mulstm.ops.triton_plan import padded, plan_in_eight
 
     if model.cell != "mlstm":
-        return f"the {model.cell} has no kernels for it"
+        return f"the {model.cell} has no kernels for them"
     if plan_in_eight(padded(model.hidden), lanes) is None:
-        return f"{model.hidden} units in {lanes} lanes have no kernels for it"
-    return why_not(device)
+        return f"{model.hidden} units in {lanes} lanes have no kernels for them"
+    if (why := why_not(device) or _objection(device)) is not None:
+        return why
+    from mulstm.ops.triton_choice import eight_works
+
+    with torch.cuda.device(device):
+        works = eight_works(padded(model.hidden), lanes, model.unit, mask, device)
+    return None if works else "they failed their self-test"
 
 
 def pairs_pay(model: LanguageModel) -> bool:
@@ -121,7 +133,7 @@ def run(
         symbols, lanes, model.embedding, masks.embedding, model.alphabet_size
     )
     eight = weights is None and model.precision == "fp8"
-    eight = eight and no_eight(model.recipe, x.shape[1], x.device) is None
+    eight = eight and no_eight(model.recipe, x.shape[1], bool(masks.hidden), x.device) is None
     hs: list[Tensor] = []
     states: list[State] = []
     for k, layer in enumerate(model.stack):

@@ -24,8 +24,8 @@ def rounded(x: Tensor, scale: float, dtype: torch.dtype = E4M3) -> Tensor:
     return (x.float() * scale).clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
 
 
-def gradient_scale(dh: Tensor) -> Tensor:
-    """A power of two, (1) fp32, by which the gradients of a chunk are scaled; nothing is read back."""
-    low, high = torch.aminmax(dh)
-    largest = torch.maximum(-low, high).float().clamp(min=1e-30)
+def gradient_scale(*given: Tensor | None) -> Tensor:
+    """A power of two, (1) fp32, for the gradients of a chunk that is given these; nothing is read back."""
+    ends = [end.float() for x in given if x is not None for end in torch.aminmax(x)]
+    largest = torch.stack(ends).abs().max().clamp(min=1e-30)
     return torch.exp2(torch.floor(torch.log2(GRADIENT / largest))).view(1)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from mulstm.errors import BackendError
 from mulstm.ops import cuda_driver, eight, faults
 from mulstm.ops import triton_small as small
 from mulstm.ops.triton_chunk import Chunk
@@ -20,11 +19,9 @@ from mulstm.ops.triton_steps import backward, forward, reads_rows
 def plan_for(chunk: Chunk, save: bool = True) -> Plan:
     """How this chunk is best run here; without `save`, for no backward."""
     B, H = chunk.h_0.shape
-    if chunk.W_zm.dtype == eight.E4M3:
-        plan = plan_in_eight(H, B)
-        if plan is None or not _works(chunk, plan, save, "8-bit step"):
-            raise BackendError('Products of 8-bit numbers do not work here. Set train.precision to "bf16".')
-        return plan
+    in_eight = plan_in_eight(H, B) if chunk.W_zm.dtype == eight.E4M3 else None
+    if in_eight is not None:  # `eight_works` was asked before the weights were packed so
+        return in_eight
     if chunk.px is None and chunk.b_h is None and chunk.unit != "tanh":
         processors = torch.cuda.get_device_properties(chunk.zx.device).multi_processor_count
         lanes = small.groups_of(H, B, processors)
@@ -35,6 +32,21 @@ def plan_for(chunk: Chunk, save: bool = True) -> Plan:
         if not plan.uses_cuda or _works(chunk, plan, save, "CUDA step"):
             return plan
     return plan_of(H, B)
+
+
+def eight_works(H: int, B: int, unit: str, mask: bool, device: torch.device) -> bool:
+    """Whether such a layer of multiplicative units can have its recurrent products in 8 bits here."""
+    plan = plan_in_eight(H, B)
+
+    def like(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty((), dtype=dtype, device=device).expand(shape)
+
+    mx, zx, W_mh, W_zm, h_0 = (
+        like(*shape, dtype=torch.bfloat16) for shape in ((1, B, H), (1, B, 4 * H), (H, H), (4 * H, H), (B, H))
+    )
+    bias = like(H) if unit == "initial" else None
+    chunk = Chunk(mx, zx, None, W_mh, W_zm, h_0, like(B, H), like(B, H) if mask else None, bias, unit)
+    return plan is not None and _works(chunk, plan, True, "8-bit step")
 
 
 _WORKS: dict[tuple[Any, ...], bool] = {}

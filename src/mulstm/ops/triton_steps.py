@@ -106,8 +106,8 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     a = zx.new_empty((kept, B, H) if mx is not None else 0)
     m = torch.empty_like(a)
     r = zx.new_empty((kept, B, width) if px is not None else 0)
-    operands = _operands(h_0) if plan.eight else None
     h[0].copy_(h_0)
+    operands = _operands(h[:1]) if plan.eight else None
     c[0].copy_(c_0)
     saved = Saved(h, c, z, a, m, r)
     if plan.lanes:
@@ -127,7 +127,7 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
 
 
 def _operands(h_0: Tensor) -> cuda_steps.Operands:
-    h = eight.rounded(h_0[None], eight.H)
+    h = eight.rounded(h_0, eight.H)
     return cuda_steps.Operands(h, torch.empty_like(h))
 
 
@@ -264,7 +264,7 @@ def backward(
     mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit, _ = chunk
     c, z, a = saved.c, saved.z, saved.a
     (T, B, width), H = chunk.shape, h_0.shape[1]
-    in_eight = _in_eight(dh, width) if plan.eight else None
+    in_eight = _in_eight(dh, dh_T, dc_T, width) if plan.eight else None
     dx = zx.new_empty(T, B, width + (0 if mx is None else H))
     dmx, dz = (None, dx) if mx is None else (dx[..., :H], dx[..., H:])
     dr = dz if px is None else torch.empty_like(zx, memory_format=torch.contiguous_format)
@@ -293,9 +293,9 @@ def backward(
     return out._replace(dpx=through_vectors(dz, saved.r, zx, px) if vectors else dz * saved.r)
 
 
-def _in_eight(dh: Tensor, width: int) -> InEight:
+def _in_eight(dh: Tensor, dh_T: Tensor | None, dc_T: Tensor | None, width: int) -> InEight:
     _, B, H = dh.shape
-    scale = eight.gradient_scale(dh)
+    scale = eight.gradient_scale(dh, dh_T, dc_T)
     dz, da = (torch.empty(1, B, n, dtype=eight.E5M2, device=dh.device) for n in (width, H))
     return InEight(dz, da, scale, 1 / scale)
 
