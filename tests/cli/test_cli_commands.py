@@ -256,6 +256,7 @@ def test_info(call: Call, trained: Path) -> None:
     assert "CUDA" in found["backends"]["cpu fp32"]["triton"]
     assert "torch" in found["versions"]
     assert found["fused on a CPU"]["pointwise"] == "kernels of its own"
+    assert found["products of 8-bit numbers"]["cpu"] == "they need an NVIDIA GPU"
     assert found["fused on a CPU"].keys() == {"pointwise", "products fp32", "products bf16"}
     assert "reference: yes" in call("info").out
     about = json.loads(call("info", trained, "--json").out)

@@ -32,6 +32,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from mulstm import machine, ops
+    from mulstm.ops import cuda_driver
 
     devices = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     facts = machine.environment([torch.cuda.get_device_name(d) for d in devices[1:]])
@@ -45,6 +46,7 @@ def _machine() -> dict[str, Any]:
         **facts,
         "threads": torch.get_num_threads(),
         "backends": backends,
+        "products of 8-bit numbers": {d: cuda_driver.why_not(torch.device(d)) or "yes" for d in devices},
         "fused on a CPU": _native(),
         "cache": _cache(),
     }
