@@ -189,13 +189,8 @@ class Progress:
         else:
             note(text)
 
-    @property
-    def per_second(self) -> float:
-        """Over the last half minute or so before the last update; 0 while nothing is known of it."""
-        return self._speeds()[1]
-
     def _speeds(self) -> tuple[float, float]:
-        """Of all that is done, and of those counted."""
+        """Of all that is done, and of those counted, over the last half minute or so; 0: nothing is known."""
         here = self._updated, self._done, self._counted
         then, done, counted = self._marks[0] if self._marks else here
         seconds = max(1e-9, self._updated - then)

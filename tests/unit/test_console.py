@@ -107,11 +107,10 @@ def test_the_time_left_counts_from_where_a_run_was_resumed(monkeypatch: pytest.M
     progress = Progress(1000, done=500)
     now[0] += 10.0
     progress.update(600)
-    assert progress.per_second == pytest.approx(10.0)
-    assert "40 s left" in progress.line()
+    assert progress.line() == " 60%  10 symbols/s  40 s left"
     # What comes after the last update is not held against its speed.
     now[0] += 1000.0
-    assert progress.per_second == pytest.approx(10.0)
+    assert progress.line() == " 60%  10 symbols/s  40 s left"
 
 
 def test_the_speed_leaves_out_what_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +123,6 @@ def test_the_speed_leaves_out_what_warms_up(monkeypatch: pytest.MonkeyPatch) -> 
         assert progress.line() == f"{done / 10:3.0f}%  2.500 bits/char"
     now[0] += 1.0
     progress.update(530)
-    assert progress.per_second == pytest.approx(10.0)
     assert progress.line() == " 53%  2.500 bits/char  10 symbols/s  47 s left"
 
 
