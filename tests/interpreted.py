@@ -23,16 +23,25 @@ from mulstm import optim
 from mulstm.nn import packed
 from mulstm.nn.masks import Masks
 from mulstm.nn.model import LanguageModel
-from mulstm.ops import faults, reference, triton_layer, triton_loss, triton_recurrence, triton_steps
+from mulstm.ops import (
+    cuda_steps,
+    eight,
+    faults,
+    reference,
+    triton_layer,
+    triton_loss,
+    triton_recurrence,
+    triton_steps,
+)
 from mulstm.ops import triton_small as small
 from mulstm.ops.reference import State
 from mulstm.ops.triton_cell import from_packed, to_packed
 from mulstm.ops.triton_choice import agree
 from mulstm.ops.triton_chunk import Chunk
-from mulstm.ops.triton_plan import Plan, Tile
+from mulstm.ops.triton_plan import Form, Plan, Tile
 from mulstm.ops.triton_sample import Sampler
 from mulstm.ops.triton_steps import backward, forward
-from mulstm.recipe import ModelRecipe, OptimiserRecipe
+from mulstm.recipe import InitRecipe, ModelRecipe, OptimiserRecipe
 
 T, B, N = 3, 5, 7
 PLAIN = Plan(pdl=False)
@@ -229,6 +238,70 @@ def model_error(cell: str, columns: bool = False, **wiring: Any) -> float:
     return max(rms(a, b) for a, b in zip((loss.detach(), *found), (wanted.detach(), *truth), strict=True))
 
 
+class Emulated:
+    """In the place of the kernels in CUDA for products of 8-bit numbers: what they are meant to do."""
+
+    @staticmethod
+    def m_step(chunk: Chunk, saved: Any, form: Form, save: bool, operands: Any) -> Any:
+        def run(t: int) -> None:
+            h, W = operands.h[0].float() / eight.H, chunk.W_mh.float() / eight.WEIGHT  # type: ignore[union-attr]
+            saved.a[t] = h @ W.t()
+            saved.m[t] = chunk.mx[t] * saved.a[t]  # type: ignore[index]
+            operands.m[0] = eight.rounded(saved.m[t], eight.M)
+
+        return run
+
+    @staticmethod
+    def gates_step(chunk: Chunk, saved: Any, form: Form, save: bool, operands: Any) -> Any:
+        H = chunk.h_0.shape[1]
+
+        def run(t: int) -> None:
+            m, W = operands.m[0].float() / eight.M, chunk.W_zm.float() / eight.WEIGHT
+            saved.z[t] = chunk.zx[t] + m @ W.t()
+            h_hat, i, o, f = from_packed(saved.z[t].float(), 4, H).chunk(4, dim=1)
+            saved.c[t + 1] = f.sigmoid() * saved.c[t] + i.sigmoid() * h_hat.tanh()
+            h = saved.c[t + 1].tanh() * o.sigmoid()
+            saved.h[t + 1] = h if chunk.mask is None else h * chunk.mask
+            operands.h[0] = eight.rounded(saved.h[t + 1], eight.H)
+
+        return run
+
+    @staticmethod
+    def sums_in_eight(x: Tensor, W: Tensor, factor: Tensor, form: Form) -> tuple[Tensor, Any]:
+        out = torch.zeros(form.parts, x.shape[1], W.shape[0], dtype=torch.bfloat16)
+
+        def run(t: int) -> None:
+            out[-1] = x[0].float() @ W.float().t() * factor / eight.WEIGHT
+
+        return out, run
+
+
+def eight_error(of_state: bool = False) -> float:
+    """A whole model's with 8-bit products; `of_state`: of the last state's gradients alone."""
+    form = Form(128, 128, 4, parts=2, fused=False)
+    plan = Plan(m=form, gates=replace(form, fused=True), dm=form, dh=form, pdl=False, eight=True)
+    for name in ("m_step", "gates_step", "sums_in_eight"):
+        setattr(cuda_steps, name, getattr(Emulated, name))
+    triton_layer.plan_for = lambda chunk, save=True: plan
+    packed.no_eight = lambda *_: None
+    start = InitRecipe(forget_bias=1.0, embedding_range=2.0)  # else m would be too small for 8 bits
+    model = LanguageModel(ModelRecipe(hidden=600, embedding=8, weight_norm=True), 30, start)
+    x, y = torch.randint(30, (2, T, B))
+    masks = Masks(hidden=((torch.rand(B, 600) < 0.8).float() / 0.8,))
+    found = []
+    for model.precision in ("fp8", "fp64"):
+        model = model.double() if model.precision == "fp64" else model
+        if model.precision == "fp8":
+            hs, states = packed.run(model, x, model.zero_state(B), masks, None)
+            loss = packed.loss(model, hs, y, masks)
+        else:
+            loss, states = model.loss(x.t(), y.t(), None, masks)
+        given = (1e-6 * states[0].c).sum() if of_state else loss
+        named = [model.stack[0].W_mh, model.stack[0].W_zm, model.stack[0].W_zx, model.embedding]
+        found.append([given.detach(), *torch.autograd.grad(given, named)])
+    return max(rms(a, b) for a, b in zip(*found, strict=True))
+
+
 def frees() -> float:
     """0 where what a layer kept for its backward is gone after it, though the loss is not."""
     kept = []
@@ -364,6 +437,7 @@ def main() -> None:
         "model milstm": model_error("milstm"),
         "model mrnn": model_error("mrnn"),
     }
+    errors |= {"eight": eight_error(), "eight state": eight_error(of_state=True)}
     print(json.dumps(errors))
 
 

@@ -93,7 +93,7 @@ def agree(like: Chunk, one: Plan, other: Plan, save: bool = True) -> bool:
         if W is None:
             return None
         drawn = torch.randn(W.shape, generator=dice, device=W.device) * H**-0.5
-        return _unscaled(eight.rounded(drawn, eight.WEIGHT)) if one.eight else drawn.bfloat16()
+        return _unscaled(eight.rounded(drawn, eight.WEIGHT)) if one.eight else drawn.to(W.dtype)
 
     every = (3, B, like.zx.shape[-1])
     given = like.px is not None and like.px.dim() == 3
