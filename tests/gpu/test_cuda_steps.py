@@ -17,7 +17,7 @@ from mulstm.ops import cuda_driver, eight, faults
 from mulstm.ops import triton_choice as choice
 from mulstm.ops import triton_steps as steps
 from mulstm.ops.triton_chunk import Chunk
-from mulstm.ops.triton_plan import PLAIN, Form, plan_in_eight, plan_of
+from mulstm.ops.triton_plan import PLAIN, Form, Plan, plan_in_eight, plan_of
 from mulstm.recipe import ModelRecipe
 
 pytestmark = [
@@ -101,22 +101,27 @@ def test_ways_to_memory_change_nothing(B: int, more: dict[str, Any]) -> None:
         assert torch.equal(getattr(found, part), getattr(wanted, part)), part
 
 
-def test_hold_in_a_graph() -> None:
-    chunk = chunk_of(200, 1920)
-    plan = choice.plan_for(chunk)
-    wanted = steps.forward(chunk, plan, True)
+def require_the_same_in_a_graph(plan: Plan, chunks: tuple[Chunk, Chunk], captured: tuple[Chunk, Chunk]) -> None:
+    """Chunks for the forward and for the backward, as they are run and as they are captured."""
+    there, back = chunks
+    wanted = steps.forward(there, plan, True)
     dh = torch.randn_like(wanted.h[1:])
-    grads = steps.backward(chunk, wanted, dh, None, None, plan)
+    grads = steps.backward(back, wanted, dh, None, None, plan)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        again = steps.forward(chunk, plan, True)
-        other = steps.backward(chunk, again, dh, None, None, plan)
+        again = steps.forward(captured[0], plan, True)
+        other = steps.backward(captured[1], again, dh, None, None, plan)
     for part in (*again[:2], other.dx, other.da):
         part.fill_(float("nan"))
     graph.replay()
     assert torch.equal(again.h, wanted.h)
     assert torch.equal(other.dx, grads.dx)
     assert torch.equal(other.dh_0, grads.dh_0)
+
+
+def test_hold_in_a_graph() -> None:
+    chunk = chunk_of(200, 1920)
+    require_the_same_in_a_graph(choice.plan_for(chunk), (chunk, chunk), (chunk, chunk))
 
 
 def test_an_unknown_shape_inside_a_capture_takes_the_other_kernels() -> None:
@@ -181,19 +186,7 @@ def test_products_of_8_bit_numbers_find_rows_and_hold_in_a_graph() -> None:
     indexed, indexed_back = (choice.by_rows(x, dice.manual_seed(0)) for x in (there, back))
     plan = choice.plan_for(there)
     assert steps.reads_rows(indexed, plan)
-    wanted = steps.forward(there, plan, True)
-    dh = torch.randn_like(wanted.h[1:])
-    grads = steps.backward(back, wanted, dh, None, None, plan)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        again = steps.forward(indexed, plan, True)
-        other = steps.backward(indexed_back, again, dh, None, None, plan)
-    for part in (*again[:2], other.dx, other.da):
-        part.fill_(float("nan"))
-    graph.replay()
-    assert torch.equal(again.h, wanted.h)
-    assert torch.equal(other.dx, grads.dx)
-    assert torch.equal(other.dh_0, grads.dh_0)
+    require_the_same_in_a_graph(plan, (there, back), (indexed, indexed_back))
 
 
 @on_hopper

@@ -136,7 +136,7 @@ def test_a_launch_reads_the_arguments_of_its_time(monkeypatch) -> None:
 def test_8_bit_products(launched) -> None:
     chunk, saved, *_ = chunk_of(indexed=True)
     h, m = (torch.zeros(1, B, H).to(eight.E4M3) for _ in range(2))
-    operands = cuda_steps.Operands(h, m)
+    operands = eight.Operands(h, m)
     steps = [make(chunk, saved, FORM, True, operands) for make in (cuda_steps.m_step, cuda_steps.gates_step)]
     for t in range(T):
         for step in steps:

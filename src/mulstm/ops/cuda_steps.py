@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,17 +15,11 @@ from mulstm.ops.cuda_source import Variant
 from mulstm.ops.triton_plan import Form
 
 if TYPE_CHECKING:
+    from mulstm.ops.eight import Operands
     from mulstm.ops.triton_chunk import Chunk, Gradients, Saved
 
 Fixed = dict[str, Tensor | None]  # what every step is given
 Moving = dict[str, tuple[Tensor, int]]  # step t is given place t + this number of the tensor, around it
-
-
-class Operands(NamedTuple):
-    """What the forward's products in 8 bits multiply, one place for all steps: (1, B, H) e4m3."""
-
-    h: Tensor
-    m: Tensor
 
 
 def _launcher(

@@ -7,6 +7,8 @@ themselves keep their types.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,22 @@ M = 8.0  # up to 56
 GRADIENT = 32.0  # what the largest gradient of an h becomes; those of z are sums over many steps
 
 
+class Operands(NamedTuple):
+    """What the forward's products multiply, one place for all steps: (1, B, H) e4m3."""
+
+    h: Tensor
+    m: Tensor
+
+
+class BackwardOperands(NamedTuple):
+    """What the backward's products multiply, one place for all steps: e5m2."""
+
+    dz: Tensor  # (1, B, 4H)
+    da: Tensor  # (1, B, H)
+    scale: Tensor  # (1) fp32, theirs
+    undo: Tensor  # (1) its inverse
+
+
 def rounded(x: Tensor, scale: float, dtype: torch.dtype = E4M3) -> Tensor:
     """x times a scale in 8 bits."""
     return (x.float() * scale).clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
@@ -29,3 +47,16 @@ def gradient_scale(*given: Tensor | None) -> Tensor:
     ends = [end.float() for x in given if x is not None for end in torch.aminmax(x)]
     largest = torch.stack(ends).abs().max().clamp(min=1e-30)
     return torch.exp2(torch.floor(torch.log2(GRADIENT / largest))).view(1)
+
+
+def operands(h_0: Tensor) -> Operands:
+    """Those before the first step, from h_0 (1, B, H)."""
+    h = rounded(h_0, H)
+    return Operands(h, torch.empty_like(h))
+
+
+def backward_operands(dh: Tensor, dh_T: Tensor | None, dc_T: Tensor | None, width: int) -> BackwardOperands:
+    """Those of a chunk that is given these gradients; z has so many columns."""
+    scale = gradient_scale(dh, dh_T, dc_T)
+    dz, da = (torch.empty(1, dh.shape[1], n, dtype=E5M2, device=dh.device) for n in (width, dh.shape[2]))
+    return BackwardOperands(dz, da, scale, 1 / scale)

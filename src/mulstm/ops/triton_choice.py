@@ -12,6 +12,7 @@ from triton.errors import TritonError
 from mulstm.ops import cuda_driver, eight, faults
 from mulstm.ops import triton_small as small
 from mulstm.ops.triton_chunk import Chunk
+from mulstm.ops.triton_pack import transposed
 from mulstm.ops.triton_plan import PLAIN, Plan, plan_in_eight, plan_of
 from mulstm.ops.triton_steps import backward, forward, reads_rows
 
@@ -127,8 +128,8 @@ def _unscaled(W: Tensor) -> Tensor:
 def _in_eight(chunk: Chunk) -> tuple[Chunk, Chunk]:
     """The same chunk for the forward and the backward of a plan of 8-bit numbers."""
     W_mh, W_zm = (eight.rounded(W, eight.WEIGHT) for W in (chunk.W_mh, chunk.W_zm) if W is not None)
-    W_mht, W_zmt = (W.view(torch.uint8).t().contiguous().view(W.dtype) for W in (W_mh, W_zm))
-    return chunk._replace(W_mh=W_mh, W_zm=W_zm), chunk._replace(W_mh=W_mht, W_zm=W_zmt)
+    turned = chunk._replace(W_mh=transposed(W_mh), W_zm=transposed(W_zm))
+    return chunk._replace(W_mh=W_mh, W_zm=W_zm), turned
 
 
 def by_rows(chunk: Chunk, dice: torch.Generator) -> Chunk:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -25,15 +25,6 @@ NONE, GIVEN, VECTORS = 0, 1, 2  # kinds of px, as in triton_pointwise
 ROWS, COLUMNS, WARPS = 4, 256, 4  # a pointwise kernel's tile
 ROWS_BACK = 2  # so many that more CTAs find registers beside a product and load while it runs
 ROWS_VECTORS, COLUMNS_VECTORS = 8, 64  # as small, but MI-LSTM's vectors are read anew for fewer tiles of rows
-
-
-class InEight(NamedTuple):
-    """What the backward's products in 8 bits multiply, one place for all steps, e5m2."""
-
-    dz: Tensor  # (1, B, 4H)
-    da: Tensor  # (1, B, H)
-    scale: Tensor  # (1) fp32, theirs
-    undo: Tensor  # (1) its inverse
 
 
 def reads_rows(chunk: Chunk, plan: Plan) -> bool:
@@ -107,7 +98,7 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     m = torch.empty_like(a)
     r = zx.new_empty((kept, B, width) if px is not None else 0)
     h[0].copy_(h_0)
-    operands = _operands(h[:1]) if plan.eight else None
+    operands = eight.operands(h[:1]) if plan.eight else None
     c[0].copy_(c_0)
     saved = Saved(h, c, z, a, m, r)
     if plan.lanes:
@@ -126,20 +117,23 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     return saved
 
 
-def _operands(h_0: Tensor) -> cuda_steps.Operands:
-    h = eight.rounded(h_0, eight.H)
-    return cuda_steps.Operands(h, torch.empty_like(h))
-
-
 def _forward_step(
-    chunk: Chunk, saved: Saved, plan: Plan, save: bool, operands: cuda_steps.Operands | None
+    chunk: Chunk, saved: Saved, plan: Plan, save: bool, operands: eight.Operands | None
 ) -> Step:
     """A function of t that makes the whole step."""
     fusible = chunk.px is None and chunk.unit != "tanh"
     bare = isinstance(plan.gates, Form) and not plan.gates.fused
     tile_z = plan.gates if fusible or bare else None
-    kernel_m = _m_step(chunk, saved, plan.m, save, plan.pdl, operands) if chunk.mx is not None else None
-    kernel_z = _gates_step(chunk, saved, tile_z, save, plan.pdl, operands)
+    if chunk.mx is None:
+        kernel_m = None
+    elif isinstance(plan.m, Form):
+        kernel_m = cuda_steps.m_step(chunk, saved, plan.m, save, operands)
+    else:
+        kernel_m = _m_step(chunk, saved, plan.m, save, plan.pdl)
+    if isinstance(tile_z, Form) and tile_z.fused:
+        kernel_z = cuda_steps.gates_step(chunk, saved, tile_z, save, operands)
+    else:
+        kernel_z = _gates_step(chunk, saved, tile_z, save, plan.pdl)
 
     def step(t: int) -> None:
         if kernel_m is not None:
@@ -149,17 +143,8 @@ def _forward_step(
     return step
 
 
-def _m_step(
-    chunk: Chunk,
-    saved: Saved,
-    tile: Tile | Form | None,
-    save: bool,
-    pdl: bool,
-    operands: cuda_steps.Operands | None,
-) -> Step:
+def _m_step(chunk: Chunk, saved: Saved, tile: Tile | None, save: bool, pdl: bool) -> Step:
     """A function of t that makes a_t and m_t."""
-    if isinstance(tile, Form):
-        return cuda_steps.m_step(chunk, saved, tile, save, operands)
     mx, W_mh = chunk.mx, chunk.W_mh
     assert mx is not None
     assert W_mh is not None
@@ -187,17 +172,8 @@ def _m_step(
     return fused
 
 
-def _gates_step(
-    chunk: Chunk,
-    saved: Saved,
-    tile: Tile | Form | None,
-    save: bool,
-    pdl: bool,
-    operands: cuda_steps.Operands | None,
-) -> Step:
-    """A function of t that makes z_t, c_t and h_t."""
-    if isinstance(tile, Form) and tile.fused:
-        return cuda_steps.gates_step(chunk, saved, tile, save, operands)
+def _gates_step(chunk: Chunk, saved: Saved, tile: Tile | Form | None, save: bool, pdl: bool) -> Step:
+    """A function of t that makes z_t, c_t and h_t; a form makes the product alone."""
     mx, zx, px, _, W_zm, _, _, mask, b_h, unit, _ = chunk
     h, c, z, _, m, r = saved
     operand = h if mx is None else m
@@ -264,7 +240,7 @@ def backward(
     mx, zx, px, W_mh, W_zm, h_0, c_0, mask, b_h, unit, _ = chunk
     c, z, a = saved.c, saved.z, saved.a
     (T, B, width), H = chunk.shape, h_0.shape[1]
-    in_eight = _in_eight(dh, dh_T, dc_T, width) if plan.eight else None
+    in_eight = eight.backward_operands(dh, dh_T, dc_T, width) if plan.eight else None
     dx = zx.new_empty(T, B, width + (0 if mx is None else H))
     dmx, dz = (None, dx) if mx is None else (dx[..., :H], dx[..., H:])
     dr = dz if px is None else torch.empty_like(zx, memory_format=torch.contiguous_format)
@@ -293,13 +269,6 @@ def backward(
     return out._replace(dpx=through_vectors(dz, saved.r, zx, px) if vectors else dz * saved.r)
 
 
-def _in_eight(dh: Tensor, dh_T: Tensor | None, dc_T: Tensor | None, width: int) -> InEight:
-    _, B, H = dh.shape
-    scale = eight.gradient_scale(dh, dh_T, dc_T)
-    dz, da = (torch.empty(1, B, n, dtype=eight.E5M2, device=dh.device) for n in (width, H))
-    return InEight(dz, da, scale, 1 / scale)
-
-
 def _backward_step(
     chunk: Chunk,
     saved: Saved,
@@ -308,7 +277,7 @@ def _backward_step(
     out: Gradients,
     plan: Plan,
     to_start: bool,
-    in_eight: InEight | None,
+    in_eight: eight.BackwardOperands | None,
 ) -> Step:
     """A function of t that goes from dh_t and dc_t to those of the step before; the last may give dh_0."""
     mx, zx, px, W_mh, W_zm, h_0, _, mask, b_h, unit, rows = chunk
@@ -359,7 +328,12 @@ def _backward_step(
 
 
 def _to_da(
-    chunk: Chunk, saved: Saved, out: Gradients, plan: Plan, work: _Pointwise, in_eight: InEight | None
+    chunk: Chunk,
+    saved: Saved,
+    out: Gradients,
+    plan: Plan,
+    work: _Pointwise,
+    in_eight: eight.BackwardOperands | None,
 ) -> Sums:
     """A function of t that goes from dz_t to da_t and dmx_t."""
     mx, a, da, dmx, rows = chunk.mx, saved.a, out.da, out.dmx, chunk.rows
