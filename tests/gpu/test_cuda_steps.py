@@ -101,7 +101,9 @@ def test_ways_to_memory_change_nothing(B: int, more: dict[str, Any]) -> None:
         assert torch.equal(getattr(found, part), getattr(wanted, part)), part
 
 
-def require_the_same_in_a_graph(plan: Plan, chunks: tuple[Chunk, Chunk], captured: tuple[Chunk, Chunk]) -> None:
+def require_the_same_in_a_graph(
+    plan: Plan, chunks: tuple[Chunk, Chunk], captured: tuple[Chunk, Chunk]
+) -> None:
     """Chunks for the forward and for the backward, as they are run and as they are captured."""
     there, back = chunks
     wanted = steps.forward(there, plan, True)
