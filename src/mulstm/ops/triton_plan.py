@@ -200,8 +200,7 @@ def padded(H: int) -> int:
 
 def plan_in_eight(H: int, B: int) -> Plan | None:
     """The one for products of 8-bit numbers, where there is one."""
-    rows = (plan for largest_H, largest_B, plan in _EIGHT if largest_H >= H > NARROW and largest_B >= B)
-    return next(rows, None)
+    return _covering(_EIGHT, H, B) if H > NARROW else None
 
 
 def plan_of(H: int, B: int, cuda: bool = False, px: bool = False) -> Plan:
@@ -210,7 +209,9 @@ def plan_of(H: int, B: int, cuda: bool = False, px: bool = False) -> Plan:
     `px`: for an MI-LSTM.
     """
     in_cuda = _BARE * px + _CUDA if cuda and H > NARROW else ()
-    for largest_H, largest_B, plan in in_cuda + _TABLE:
-        if largest_H >= H and largest_B >= B:
-            return plan
-    return PLAIN
+    return _covering(in_cuda + _TABLE, H, B) or PLAIN
+
+
+def _covering(rows: tuple[tuple[int, int, Plan], ...], H: int, B: int) -> Plan | None:
+    """The plan of the first row that covers such a layer."""
+    return next((plan for largest_H, largest_B, plan in rows if largest_H >= H and largest_B >= B), None)
