@@ -32,7 +32,7 @@ WARM_UP = {"cpu": 1, "cuda": GraphedUpdate.EAGER + 1}
 
 
 class DivergedError(RunError):
-    """Something that is learnt or measured is no longer a number."""
+    """Something that is learnt or measured is no longer a number, or the loss is far above a guess's."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}{remedy}")
@@ -174,7 +174,7 @@ def look(job: Job) -> None:
         )
     if not math.isfinite(nats + norms):
         what = "gradient" if math.isfinite(nats) else "loss"
-        raise _diverged(job, f"The {what} is")
+        raise _diverged(job, f"The {what} is no longer a number")
     progress.nats += nats
     progress.symbols += symbols
     progress.norms += norms
@@ -196,7 +196,7 @@ def attend(job: Job) -> None:
         _show(job, progress.nats / max(progress.symbols, 1))
     stale = time.monotonic() - job.saved >= job.recipe.train.save_every
     signum, is_save_due = job.share.largest(job.signals[0] if job.signals else 0, float(stale))
-    if is_save_due or signum:
+    if signum or (is_save_due and not _is_lost(job)):
         save(job)
     if signum:
         raise _interrupted(job, f"Interrupted at update {n:,} of {job.total:,}", int(signum))
@@ -226,7 +226,7 @@ def validate(job: Job) -> float | None:
     if bits is None:
         return None
     if not math.isfinite(bits):
-        raise _diverged(job, "The validation loss is")
+        raise _diverged(job, "The validation loss is no longer a number")
     progress.validated, progress.valid_bits = progress.update, bits
     if progress.best_bits is None or bits < progress.best_bits:
         progress.best_bits, progress.best_update, progress.stale = bits, progress.update, 0
@@ -241,7 +241,7 @@ def validate(job: Job) -> float | None:
 
 
 def log(job: Job, valid_bits: float | None) -> None:
-    """One line of log.jsonl about the updates since the last."""
+    """One line of log.jsonl about the updates since the last; stops the run if they have ruined the model."""
     progress, recipe = job.progress, job.recipe
     count = progress.update - progress.logged
     nats = progress.nats / max(progress.symbols, 1)
@@ -258,8 +258,24 @@ def log(job: Job, valid_bits: float | None) -> None:
     }
     job.share.by_first(lambda: _write_line(job, line))
     _show(job, nats, valid_bits)
+    if _is_lost(job):
+        guess = console.decimal(units.bits(_guess(job)), 1)
+        bits = console.decimal(units.bits(nats), 1)
+        raise _diverged(job, f"The loss is at {bits} bits/char, where a blind guess costs {guess},")
     progress.logged, progress.since = progress.update, progress.seconds
     progress.nats = progress.symbols = progress.norms = 0.0
+
+
+def _guess(job: Job) -> float:
+    """The nats of a symbol to one who knows the alphabet alone."""
+    return math.log(job.corpus.alphabet.size)
+
+
+def _is_lost(job: Job) -> bool:
+    """Whether a model that had learnt something costs twice a guess since the last line: it stays ruined."""
+    progress, guess = job.progress, _guess(job)
+    has_learnt = progress.best_bits is not None and progress.best_bits < units.bits(guess)
+    return has_learnt and progress.nats > 2 * guess * progress.symbols
 
 
 def _write_line(job: Job, line: dict[str, Any]) -> None:
@@ -276,7 +292,7 @@ def save(job: Job) -> None:
     """The model for its users, then all of the run's state: each file is whole, whenever the run dies."""
     # A last step too large leaves finite losses behind and weights that are not.
     if not all(bool(torch.isfinite(parameter).all()) for parameter in job.update.parameters):
-        raise _diverged(job, "Some weight is")
+        raise _diverged(job, "Some weight is no longer a number")
     bits = job.progress.valid_bits if job.progress.validated == job.progress.update else None
     state = job.folder / resume.NAME
     is_first = job.share.by_first(lambda: not state.exists())
@@ -385,8 +401,7 @@ def _diverged(job: Job, what: str) -> DivergedError:
     kept = f"; the last good checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
     if (job.folder / earlier.BETTER).is_file():
         kept += f"; the best model so far is {job.folder / earlier.BETTER}"
-    what = f"{what} no longer a number at update {job.progress.update:,}"
-    return DivergedError(what, kept + _start_again(job))
+    return DivergedError(f"{what} at update {job.progress.update:,}", kept + _start_again(job))
 
 
 def _start_again(job: Job) -> str:

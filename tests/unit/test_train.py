@@ -130,6 +130,27 @@ def test_a_loss_that_is_no_number(
     assert not (folder / "metrics.json").exists()
 
 
+@pytest.mark.parametrize(("lines", "end"), [(12, 8), (2, 10)])  # the log has a line there
+def test_a_model_that_is_ruined(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, end: int
+) -> None:
+    """Updates from the seventh on are far too long: they leave numbers behind, but no model to keep."""
+    monkeypatch.setattr(job, "LOG_LINES", lines)
+    real = optim.rate_at
+    monkeypatch.setattr(optim, "rate_at", lambda o, n, total: 50.0 if n >= 6 else real(o, n, total))
+    what = rf"The loss is at [\d.]+ bits/char, where a blind guess costs 8\.0, at update {end}"
+    with monkeypatch.context() as patch:
+        tell_validations(patch, 7.9, 7.9)
+        with pytest.raises(train.DivergedError, match=what + r".*last good checkpoint.*rate below 0\.004"):
+            run(tiny("train.save_every=1e-9"), tmp_path)
+    (folder,) = runs.newest_first("text", root=tmp_path)
+    assert runs.read_log(folder)[-1]["train_bits_per_char"] > 16
+    assert checkpoint.load(folder / "last.safetensors").meta["metrics"]["update"] == 7
+    # One that had learnt nothing yet goes on: a bad start is no ruin.
+    tell_validations(monkeypatch, 8.1, 8.1, 8.1)
+    assert run(tiny(), tmp_path / "new")[0]["updates"] == 12
+
+
 def tell_norms(monkeypatch: pytest.MonkeyPatch, norm: float) -> None:
     """Has every update find a gradient of this length."""
     real = optim.clip_and_step
