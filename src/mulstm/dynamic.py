@@ -27,7 +27,7 @@ from mulstm.errors import CheckpointError, DataError, MulstmError, RunError, no_
 from mulstm.evaluate import Evaluation
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
-from mulstm.ops import State
+from mulstm.ops import State, modes
 from mulstm.record_corpus import RecordSplit
 from mulstm.units import bits_per_char
 
@@ -78,8 +78,7 @@ def batches_of(split: Split, lanes: int, segment: int, batches: int) -> tuple[La
     return chunks, min(batches, len(chunks))
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
+@modes.learning
 def gather_statistics(
     model: LanguageModel,
     split: Split,
@@ -221,8 +220,7 @@ class GraphedLearner:
         return self.nats
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
+@modes.learning
 def evaluate_dynamic(
     model: LanguageModel,
     split: Split,

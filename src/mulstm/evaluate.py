@@ -76,7 +76,7 @@ def evaluate(
         return _records(model, split, symbols, progress)
     part = _Part(split, lanes, min(symbols or split.symbols_count, split.symbols_count))
     with _room(losses, part.total) as kept:
-        found = _stream(model, [part], chunk, kept, progress)[0]
+        found = _stream(model, [part], chunk, [kept], progress)[0]
         if isinstance(losses, Path):  # which gets its name now
             found.require_number(model.precision)
         return found
@@ -90,7 +90,10 @@ def evaluate_together(
     *,
     progress: Callable[[int, float], None] | None = None,
 ) -> list[Evaluation]:
-    """As `evaluate` of each split, in the time of the longest: the lanes of all go side by side."""
+    """As `evaluate` of each split, in the time of the longest: the lanes of all go side by side.
+
+    Single losses are kept of texts that have words.
+    """
     if any(isinstance(split, RecordSplit) for split in splits):
         return [evaluate(model, split, lanes, chunk, progress=progress) for split in splits]
     _require_sizes(lanes, chunk)
@@ -98,7 +101,9 @@ def evaluate_together(
         split.alphabet.require_size(model.alphabet_size)
     if not splits:
         return []
-    return _stream(model, [_Part(s, lanes, s.symbols_count) for s in splits], chunk, None, progress)
+    parts = [_Part(split, lanes, split.symbols_count) for split in splits]
+    kept = [np.empty(part.total, dtype=np.float32) if part.split.words else None for part in parts]
+    return _stream(model, parts, chunk, kept, progress)
 
 
 def _require_sizes(lanes: int, chunk: int, symbols: int = 0) -> None:
@@ -133,7 +138,7 @@ def _stream(
     model: LanguageModel,
     parts: list[_Part],
     chunk: int,
-    kept: Losses | None,  # room for those of the first part
+    kept: Sequence[Losses | None],  # room for those of each part
     progress: Callable[[int, float], None] | None,
 ) -> list[Evaluation]:
     """The cost of each part; one pass over the longest."""
@@ -152,8 +157,9 @@ def _stream(
         )
         each = score(x, y)
         nats += torch.stack([rows.sum(dtype=torch.float64) for rows in torch.split(each, lanes)])
-        if kept is not None:
-            _keep(kept, each[: lanes[0]].cpu().numpy(), chunks[0].y, k * chunk, parts[0].length)
+        for part, room, rows, own in zip(parts, kept, torch.split(each, lanes), chunks, strict=True):
+            if room is not None:
+                _keep(room, rows.cpu().numpy(), own.y, k * chunk, part.length)
         # Asking for the sum makes a GPU wait, so it is asked for now and then only.
         if progress is not None and k % 16 == 15:
             done = sum(min((k + 1) * chunk * part.lanes, part.total) for part in parts)
@@ -166,9 +172,9 @@ def _stream(
             symbols=part.total,
             words=part.split.words if part.total == part.split.symbols_count else None,
             seconds=seconds,
-            losses=kept,
+            losses=room,
         )
-        for part, cost in zip(parts, nats.tolist(), strict=True)
+        for part, cost, room in zip(parts, nats.tolist(), kept, strict=True)
     ]
 
 

@@ -78,6 +78,11 @@ class Job:
         return self.recipe.train.precision if self.no_eight is None else "bf16"
 
     @property
+    def told_of_eight(self) -> str:
+        """What to say where `no_eight` has a reason."""
+        return f"8-bit products are not to be had here ({self.no_eight}): the run is one in bf16"
+
+    @property
     def model(self) -> LanguageModel:
         """The model that counts: the averaged one where there is one."""
         return self.update.averaged or self.update.model

@@ -7,14 +7,16 @@ from typing import Any
 
 from mulstm import console, machine
 from mulstm import recipe as recipes
+from mulstm.data.corpus import Split
 from mulstm.evaluate import Evaluation
 from mulstm.job import Job
 from mulstm.recipe import Recipe
 from mulstm.report.records import CUT, CUT_SHORT
+from mulstm.words import word_costs
 
 
 def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict[str, Any]:
-    """What a run was and what it measured; `seconds` is how long that took."""
+    """What a run was and what it measured, by the part's name; `seconds` is how long that took."""
     recipe, progress = job.recipe, job.progress
     valid, test = measured.get("valid"), measured.get("test")
     is_cut = job.is_cut and progress.update < job.total and not progress.stopped
@@ -56,7 +58,16 @@ def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict
     for name, evaluation in measured.items():
         if evaluation.word_perplexity is not None:
             found[f"{name}_word_perplexity"] = evaluation.word_perplexity
+            found[f"{name}_product_word_perplexity"] = _by_products(job.corpus.split(name), evaluation)
     return found
+
+
+def _by_products(part: Split, evaluation: Evaluation) -> float | None:
+    """Perplexity of words by the probabilities of their own bytes, multiplied."""
+    if evaluation.losses is None:
+        return None
+    costs = word_costs(part.raw(), evaluation.losses)
+    return None if costs is None else costs.perplexity
 
 
 def departures(recipe: Recipe, source: dict[str, Any]) -> str:

@@ -1,21 +1,30 @@
-"""Runs, or goes on with, the recipes of one of the paper's tables, and keeps what they measured."""
+"""Runs, or goes on with, the recipes of one of the paper's tables, and keeps what their models measured."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from mulstm import adapt, checkpoint, console, parallel, record_corpus, runs
 from mulstm import recipe as recipes
-from mulstm import runs
+from mulstm.dynamic import Settings, evaluate_dynamic
+from mulstm.earlier import finished
 from mulstm.errors import RecipeError, RunError
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
-from mulstm.report.records import CUT, Record, place, publish, read_one
+from mulstm.report.records import (
+    CUT,
+    DYNAMIC,
+    KINDS,
+    Record,
+    add_dynamic,
+    place,
+    publish,
+    read_one,
+)
 from mulstm.train import DivergedError, RunInterruptedError, train
-
-KINDS = ("faithful", "fast")
 
 
 def rows(table: str, row: str = "", kinds: Sequence[str] = KINDS) -> list[Recipe]:
@@ -66,36 +75,88 @@ def reproduce(
     made, diverged = [], None
     for recipe in asked:
         what = f"{recipe.name}, seed {recipe.train.seed}"
+        path = place(results, recipe.name, recipe.train.seed)
         earlier = _earlier(results, recipe)
         if earlier is not None and (earlier["complete"] or _had_its_time(earlier, minutes)):
             how = "" if earlier["precision"] == recipe.train.precision else f", in {earlier['precision']}"
             how += "" if earlier["complete"] else f", cut short after {earlier['epochs']:.3g} epochs"
             note(f"{what}: measured already{how}. With another --results it is made again.")
-            continue
-        note(what)
-        try:
-            _, folder = train(
-                recipe,
-                runs_dir=runs_dir,
-                data_dir=data_dir,
-                device=device,
-                resume_from="auto",
-                minutes=minutes,
-            )
-        except RunInterruptedError as stop:
-            remedy = "Give the same command again: it goes on there."
-            raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
-        except DivergedError as fault:
-            note(str(fault))
-            diverged = fault
-            continue
-        if earlier is not None and _came_further(earlier, read_one(folder / "metrics.json")):
-            note(f"{what}: the earlier record came further ({earlier['epochs']:.3g} epochs) and stays.")
-            continue
-        made.append(publish(folder, results))
+        else:
+            note(what)
+            try:
+                _, folder = train(
+                    recipe,
+                    runs_dir=runs_dir,
+                    data_dir=data_dir,
+                    device=device,
+                    resume_from="auto",
+                    minutes=minutes,
+                )
+            except RunInterruptedError as stop:
+                remedy = "Give the same command again: it goes on there."
+                raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
+            except DivergedError as fault:
+                note(str(fault))
+                diverged = fault
+                continue
+            if earlier is not None and _came_further(earlier, read_one(folder / "metrics.json")):
+                note(f"{what}: the earlier record came further ({earlier['epochs']:.3g} epochs) and stays.")
+                continue
+            made.append(publish(folder, results))
+        if _lacks_dynamic(recipe, path):
+            _evaluate_dynamically(recipe, path, runs_dir, data_dir, device, note)
     if diverged is not None:
         raise diverged
     return made
+
+
+def _lacks_dynamic(recipe: Recipe, path: Path) -> bool:
+    """Whether a record is still without the dynamic evaluation that its recipe asks for."""
+    record = read_one(path)
+    asked = asdict(recipe.dynamic)
+    is_asked = recipe.dynamic.rate > 0 and record["complete"]
+    return is_asked and any(record.get(DYNAMIC + key) != value for key, value in asked.items())
+
+
+def _evaluate_dynamically(
+    recipe: Recipe,
+    path: Path,
+    runs_dir: Path,
+    data_dir: Path | None,
+    device: str,
+    note: Callable[[str], None],
+) -> None:
+    """Adds to a record what its model costs when it learns as it reads."""
+    what = f"{recipe.name}, seed {recipe.train.seed}, dynamic evaluation"
+    folder = _run_of(path, recipe.name, runs_dir)
+    if folder is None:
+        note(f"{what}: left out, because the record's run is not in {runs_dir}.")
+        return
+    note(what)
+    loaded = checkpoint.load(checkpoint.find(folder), parallel.pick(device))
+    loaded.model.precision, loaded.model.backend = recipe.train.precision, recipe.train.backend
+    corpus = record_corpus.load(recipe.data, data_dir)
+    moved = adapt.prepare(loaded, Settings(**asdict(recipe.dynamic)), corpus.split("train"))
+    part = corpus.split("test")
+    with console.Progress(part.symbols_count, label="evaluate", warm_up=1) as screen:
+        found = evaluate_dynamic(
+            moved.model,
+            part,
+            moved.statistics,
+            moved.settings,
+            progress=lambda done, bits: screen.update(done, bits_per_char=bits),
+        )
+    add_dynamic(path, adapt.for_record(found, moved, loaded))
+
+
+def _run_of(path: Path, name: str, runs_dir: Path) -> Path | None:
+    """The run that a record is of, if it is still there."""
+    fingerprint = read_one(path).get("fingerprint")
+    for folder in runs.newest_first(name, root=runs_dir):
+        record = finished(folder)
+        if fingerprint and record is not None and record.get("fingerprint") == fingerprint:
+            return folder
+    return None
 
 
 def _require_writable(folder: Path) -> None:

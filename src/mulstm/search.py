@@ -96,7 +96,7 @@ def search(
                 continue
             tell(what)
             is_begun = True
-            result = _run(trial, share, corpus, what, out, is_shown=note is not None)
+            result = _run(trial, share, corpus, what, out, note)
             known.append(result)
             found.append(result)
     if left:
@@ -121,7 +121,12 @@ def _with_a_valid_part(recipe: Recipe, share: parallel.Share, data_dir: str | Pa
 
 
 def _run(
-    trial: Trial, share: parallel.Share, corpus: Corpus, what: str, out: Path, *, is_shown: bool
+    trial: Trial,
+    share: parallel.Share,
+    corpus: Corpus,
+    what: str,
+    out: Path,
+    note: Callable[[str], None] | None,
 ) -> Result:
     """One trial, in a folder that goes away with it; its line is written before a late signal acts."""
     with tempfile.TemporaryDirectory(prefix="mulstm-") as folder, contextlib.ExitStack() as stack:
@@ -136,7 +141,9 @@ def _run(
             corpus=corpus,
         )
         stack.enter_context(listening(job.signals))
-        if is_shown:
+        if note is not None:
+            if job.no_eight is not None:
+                note(job.told_of_eight)
             job.screen = stack.enter_context(screen(job, trial.recipe.name))
         diverged = ""
         try:

@@ -20,6 +20,7 @@ from mulstm.errors import RecipeError, RunError
 from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.job import Job
 from mulstm.nn import packed
+from mulstm.ops import modes
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordChunk, RecordLanes
 from mulstm.signals import SignalError, heeding, listening
@@ -47,8 +48,7 @@ class RunInterruptedError(RunError):
         self.what, self.signum, self.exit_code = what, signum, 128 + signum
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
+@modes.learning
 def train(
     recipe: Recipe,
     *,
@@ -189,6 +189,7 @@ def attend(job: Job) -> None:
         over = job.share.first and progress.seconds >= job.limit
         job.is_cut = bool(job.share.largest(float(over))[0])
     bits = validate(job) if job.is_validation_due else None
+    is_lost = _is_lost(job)
     # A validation that a signal ended is made, and logged, when the run goes on.
     if job.is_log_due and not job.is_validation_due:
         log(job, bits)
@@ -196,7 +197,7 @@ def attend(job: Job) -> None:
         _show(job, progress.nats / max(progress.symbols, 1))
     stale = time.monotonic() - job.saved >= job.recipe.train.save_every
     signum, is_save_due = job.share.largest(job.signals[0] if job.signals else 0, float(stale))
-    if signum or (is_save_due and not _is_lost(job)):
+    if signum or (is_save_due and not is_lost):
         save(job)
     if signum:
         raise _interrupted(job, f"Interrupted at update {n:,} of {job.total:,}", int(signum))
@@ -241,7 +242,7 @@ def validate(job: Job) -> float | None:
 
 
 def log(job: Job, valid_bits: float | None) -> None:
-    """One line of log.jsonl about the updates since the last; stops the run if they have ruined the model."""
+    """One line of log.jsonl about the updates since the last; stops a run whose model is ruined."""
     progress, recipe = job.progress, job.recipe
     count = progress.update - progress.logged
     nats = progress.nats / max(progress.symbols, 1)
@@ -258,7 +259,7 @@ def log(job: Job, valid_bits: float | None) -> None:
     }
     job.share.by_first(lambda: _write_line(job, line))
     _show(job, nats, valid_bits)
-    if _is_lost(job):
+    if _is_ruined(job, valid_bits):
         guess = console.decimal(units.bits(_guess(job)), 1)
         bits = console.decimal(units.bits(nats), 1)
         raise _diverged(job, f"The loss is at {bits} bits/char, where a blind guess costs {guess},")
@@ -272,10 +273,19 @@ def _guess(job: Job) -> float:
 
 
 def _is_lost(job: Job) -> bool:
-    """Whether a model that had learnt something costs twice a guess since the last line: it stays ruined."""
+    """Whether a model that had learnt something costs twice a guess since the last line."""
     progress, guess = job.progress, _guess(job)
     has_learnt = progress.best_bits is not None and progress.best_bits < units.bits(guess)
     return has_learnt and progress.nats > 2 * guess * progress.symbols
+
+
+def _is_ruined(job: Job, valid_bits: float | None) -> bool:
+    """Whether it does so on other text, too: where a text changes its character, it may for a while.
+
+    With patience the run ends by itself, and the best model counts.
+    """
+    is_bad = valid_bits is not None and valid_bits > 2 * units.bits(_guess(job))
+    return is_bad and _is_lost(job) and not job.recipe.evaluate.patience
 
 
 def _write_line(job: Job, line: dict[str, Any]) -> None:
@@ -381,7 +391,7 @@ def _introduce(job: Job) -> None:
         f"{job.hardware}, {job.precision}, backend {job.backend}"
     )
     if job.no_eight is not None:
-        console.note(f"8-bit products are not to be had here ({job.no_eight}): the run is one in bf16")
+        console.note(job.told_of_eight)
     if job.total <= recipe.optimiser.warmup:
         console.note(
             f"warning: the warm-up ({recipe.optimiser.warmup:,} updates) is as long as the run: little will "
@@ -398,7 +408,7 @@ def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
 
 
 def _diverged(job: Job, what: str) -> DivergedError:
-    kept = f"; the last good checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
+    kept = f"; the last checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
     if (job.folder / earlier.BETTER).is_file():
         kept += f"; the best model so far is {job.folder / earlier.BETTER}"
     return DivergedError(f"{what} at update {job.progress.update:,}", kept + _start_again(job))

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -278,7 +279,8 @@ def test_frozen_parameters_and_modes_without_gradients(model, text) -> None:
     R = gather_statistics(model, train, lanes=4, segment=7, batches=5)
     expected = evaluate_dynamic(model, test, R, SETTINGS, symbols=70)
     model.W_out.requires_grad_(False)
-    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, autocast):
         with mode():
             again = gather_statistics(model, train, lanes=4, segment=7, batches=5)
             found = evaluate_dynamic(model, test, again, SETTINGS, symbols=70)

@@ -98,6 +98,16 @@ def test_a_text_of_another_alphabet(model: LanguageModel, text_file: Path) -> No
         evaluate_together(model, [data.load(text_file).split("valid"), other])
 
 
+def test_losses_are_kept_of_texts_with_words(model: LanguageModel, text_file: Path) -> None:
+    corpus = data.load(text_file)
+    plain, worded = corpus.split("valid"), replace(corpus.split("test"), has_words=True)
+    without, found = evaluate_together(model, [plain, worded], 3, 7)
+    assert without.losses is None
+    assert found.losses is not None
+    alone = evaluate(model, worded, 3, losses=True)
+    np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-4, atol=1e-6)
+
+
 def test_the_beginning_only(model: LanguageModel, split: Split) -> None:
     found = evaluate(model, split, 1, symbols=50)
     assert found.symbols == 50

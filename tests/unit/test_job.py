@@ -15,6 +15,9 @@ from mulstm import job, parallel, train
 from mulstm import recipe as recipes
 from mulstm.errors import DataError
 from mulstm.evaluate import Evaluation
+from mulstm.nn import packed
+from mulstm.ops import cuda_driver
+from mulstm.recipe import ModelRecipe
 
 
 def built(recipe: recipes.Recipe, stack: ExitStack, folder: Path) -> job.Job:
@@ -110,8 +113,7 @@ def test_more_lanes_than_any_memory_holds_are_told_of_as_lanes(tiny: Tiny, tmp_p
     ("more", "why"),
     [
         (("model.hidden=1900",), "they need an NVIDIA GPU"),
-        (("model.hidden=32",), "32 units in 8 lanes have no kernels for them"),
-        (("model.cell=lstm",), "the lstm has no kernels for them"),
+        (("model.hidden=32",), "they need an NVIDIA GPU"),
         (("train.backend=fused",), "the backend fused does not make them"),
         (("data.records=lines", "data.alphabet=bytes"), "records begin inside chunks"),
     ],
@@ -129,3 +131,15 @@ def test_a_run_without_the_8_bit_products_it_asks_for_is_one_in_bf16(
     record, _ = train.train(recipe, runs_dir=tmp_path / "runs", device="cpu")
     assert record["precision"] == "bf16"
     assert f"8-bit products are not to be had here ({why}): the run is one in bf16" in capsys.readouterr().err
+
+
+def test_models_without_8_bit_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told where a GPU could have made them; elsewhere the GPU is what is lacking."""
+    monkeypatch.setattr(cuda_driver, "why_not", lambda device: None)
+    monkeypatch.setattr(packed, "_objection", lambda device: None)
+
+    def why(**more: Any) -> str | None:
+        return packed.no_eight(ModelRecipe(**more), 8, False, torch.device("cpu"))
+
+    assert why(hidden=32) == "32 units in 8 lanes have no kernels for them"
+    assert why(cell="lstm", hidden=1900) == "the lstm has no kernels for them"

@@ -8,19 +8,17 @@ import torch
 from mulstm.ops import eight
 
 
-@pytest.mark.parametrize(("dtype", "near"), [(eight.E4M3, 2**-4), (eight.E5M2, 2**-3)])
-def test_what_is_rounded_stays_near(dtype: torch.dtype, near: float) -> None:
+def test_what_is_rounded_stays_near() -> None:
     x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
     x = x[x.abs() > 0.01]
-    back = eight.rounded(x, 64.0, dtype).float() / 64
-    assert float(((back - x) / x).abs().max()) <= near
+    back = eight.rounded(x, 64.0).float() / 64
+    assert float(((back - x) / x).abs().max()) <= 2**-4
     assert float(((back - x) / x).mean().abs()) < 0.01
 
 
 def test_what_is_too_large_becomes_the_largest() -> None:
     x = torch.tensor([1e9, -1e9, 447.0, 0.0])
     assert eight.rounded(x, 1.0).tolist() == [448.0, -448.0, 448.0, 0.0]
-    assert eight.rounded(x, 1.0, eight.E5M2).float().tolist() == [57344.0, -57344.0, 448.0, 0.0]
 
 
 @pytest.mark.parametrize("largest", [1e-9, 3e-5, 0.7, 1.0, 2000.0])

@@ -55,7 +55,7 @@ def test_all_faults_are_told_together(tmp_path: Path) -> None:
         "train.lanes = 2.5 must be a whole number",
         "train.seed = true must be a whole number",
         'train.precision = "fp4" must be one of fp32, bf16, fp8',
-        "unknown key train.rate: did you mean optimiser.rate?",
+        "unknown key train.rate: did you mean optimiser.rate or dynamic.rate?",
         "train.epochs = inf must be a finite number",
         "dropout.hidden = 1.0 must be in [0, 1)",
         'data.split = "90-5-6" must be three shares of 100',

@@ -70,7 +70,7 @@ def test_what_the_fast_recipe_trains_is_named_where_it_is_another_model(results:
     title = "unregularised mLSTM (older versions of the paper)"
     fast = "mLSTM +emb +WN +VD, weight decay, output dropout"
     assert f"**{title}; fast: {fast}**" in markdown(results)
-    assert f"| **Penn Treebank** | {title}; fast: {fast} |" in tables.readme(records.read(results))
+    assert f" Mikolov's protocol) | {title}; fast: {fast} |" in tables.readme(records.read(results))
     (figure,) = [f for f in figures.all_of(records.read(results), None) if f.name == "learning-curves-ptb"]
     assert [line["label"] for line in figure.data["lines"]] == [
         f"{fast}, fast",
@@ -143,10 +143,61 @@ def test_ptb_states_its_symbols(results: Path) -> None:
 
 def test_a_figure_of_curves_says_how_to_read_it(results: Path) -> None:
     drawn = {"learning-curves-hutter", "learning-curves-text8"}
+    read = {"settings": {"evaluate.lanes": 500}, "valid_bits_per_char": 1.25}
+    for table, test in (("hutter", 1.26), ("text8", 1.33)):
+        add(results, f"{table}/mlstm-emb-wn-vd-large", test, **read)
     page = tables.markdown(records.read(results), None, drawn)
     assert page.count("Dotted lines are the paper's test figures") == len(drawn)
-    head, *notes = page.split("to cross a line is not to reach it")
+    assert page.count("end 0.01 above their rings.") == page.count("end 0.08 above their rings.") == 1
+    head, *notes = page.split(
+        "Its test part costs 0.08 more than validation: to cross a line is not to reach it."
+    )
     assert (len(notes), "learning-curves-text8" in head) == (1, True)
+
+
+def test_words_are_given_in_bytes_too(results: Path) -> None:
+    name = "wikitext2/mlstm-emb-wn-vd-large"
+    words = {"valid_word_perplexity": 83.18, "test_word_perplexity": 79.19}
+    add(results, name, 1.2658, valid_bits_per_char=1.2728, **words)
+    page = markdown(results)
+    assert "In bits/byte: 1.2728 / 1.2658 faithful; the paper: 1.2649 on test." in page
+    assert "own bytes" not in page
+    add(
+        results,
+        f"{name}-fast",
+        1.2327,
+        valid_bits_per_char=1.2376,
+        test_product_word_perplexity=79.1,
+        **words,
+    )
+    page = markdown(results)
+    assert (
+        "1.2728 / 1.2658 faithful, 1.2376 / 1.2327 fast; the paper: 1.2649 on test. Multiplying the" in page
+    )
+    assert "own bytes instead, test: 79.1 fast ([the difference]" in page
+
+
+def test_the_pages_beside_the_results_have_their_tables(results: Path) -> None:
+    """The README's, and in docs/results.md those of the paper with our scores."""
+    add(results, "ptb/mlstm-fast", 1.2)
+    prose = results.parent / "docs" / "results.md"
+    prose.parent.mkdir()
+    places = [
+        f"## {t.name}\n\n{report._marks(t.name)[0]}\n{report._marks(t.name)[1]}\n" for t in paper.TABLES
+    ]
+    prose.write_text("".join(places))
+    report.write(results, report.page_beside(results))
+    page = prose.read_text()
+    assert "| RHN (rec depth 7) + VD, Zilly 2017 | 1.27 |  |  |" in page
+    assert "weight decay, output dropout** | 1.35 | not run yet | 1.200 |" in page
+    assert report.stale(results, report.page_beside(results)) == []
+    prose.write_text(page.replace("1.200", "1.100"))
+    assert report.stale(results, report.page_beside(results)) == [str(prose)]
+    prose.write_text("nothing")
+    with pytest.raises(
+        RunError, match=r"results\.md has no place for the hutter\. Put these two lines into it"
+    ):
+        report.write(results, report.page_beside(results))
 
 
 def test_the_size_figure_takes_the_largest_from_the_table(results: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from made_runs import Tiny
 from mulstm import recipe as recipes
 from mulstm import reproduce, runs
 from mulstm.errors import RecipeError, RunError
@@ -191,3 +193,27 @@ def test_a_recipe_that_has_changed_is_run_again(trained: list[str]) -> None:
     for settings, expected in ((same, []), (same | {"train.lanes": 7}, [path])):
         path.write_text(json.dumps(record | {"settings": settings}))
         assert reproduce.reproduce(rows, note=lambda _: None) == expected
+
+
+def test_a_recipe_that_asks_for_dynamic_evaluation_has_it_in_its_record(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe, told = replace(tiny("dynamic.rate=1e-4", "dynamic.segment=10"), name="mine"), list[str]()
+    where = {"results": tmp_path / "results", "runs_dir": tmp_path / "runs", "note": told.append}
+    (path,) = reproduce.reproduce([recipe], **where)
+    first = json.loads(path.read_text())
+    assert (first["dynamic_rate"], first["dynamic_segment"]) == (1e-4, 10)
+    assert first["dynamic_test_bits_per_char"] < first["test_bits_per_char"]
+    assert told == ["mine, seed 1", "mine, seed 1, dynamic evaluation"]
+    # It is not made again, but where it is missing or another one, as long as the run is there.
+    assert reproduce.reproduce([recipe], **where) == []
+    assert len(told) == 3
+    path.write_text(json.dumps(first | {"dynamic_rate": 2e-4, "dynamic_test_bits_per_char": 1.0}))
+    assert reproduce.reproduce([recipe], **where) == []
+    again = json.loads(path.read_text())
+    assert again["dynamic_test_bits_per_char"] == first["dynamic_test_bits_per_char"]
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    path.write_text(json.dumps({k: v for k, v in first.items() if not k.startswith("dynamic_")}))
+    reproduce.reproduce([recipe], **where)
+    assert told[-1].endswith(f"left out, because the record's run is not in {tmp_path / 'runs'}.")

@@ -9,18 +9,21 @@ import re
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from made import text_recipe
 from made_runs import RICH, Tiny, at_update, run, tell_validations, weights
-from mulstm import checkpoint, console, job, optim, outcome, parallel, runs, train, update
+from mulstm import checkpoint, console, job, optim, outcome, parallel, record_corpus, runs, train, update
 from mulstm import recipe as recipes
 from mulstm.errors import BackendError, CheckpointError, ExtraError, MulstmError, RecipeError, RunError
+from mulstm.words import word_costs
 
 
 def test_what_a_run_leaves_behind(tiny: Tiny, tmp_path: Path) -> None:
@@ -102,7 +105,12 @@ def test_words_are_recorded_of_both_parts_where_they_are_counted(
     real = train.evaluate_together
 
     def worded(*given: Any, **named: Any) -> Any:
-        return [replace(found, words=found.symbols // 4) for found in real(*given, **named)]
+        return [
+            replace(
+                found, words=found.symbols // 4, losses=np.full(found.symbols, found.nats / found.symbols)
+            )
+            for found in real(*given, **named)
+        ]
 
     assert not any("perplexity" in key for key in run(tiny(), tmp_path / "plain")[0])
     monkeypatch.setattr(train, "evaluate_together", worded)
@@ -111,6 +119,11 @@ def test_words_are_recorded_of_both_parts_where_they_are_counted(
         symbols = record[f"{name}_symbols"]
         expected = 2 ** (record[f"{name}_bits_per_char"] * symbols / (symbols // 4))
         assert record[f"{name}_word_perplexity"] == pytest.approx(expected)
+        # Where every byte costs the same, a word costs so many of them as are its own.
+        costs = word_costs(record_corpus.load(tiny().data).split(name).raw(), np.ones(symbols))
+        assert costs is not None
+        bits = record[f"{name}_bits_per_char"] * costs.nats / costs.count
+        assert record[f"{name}_product_word_perplexity"] == pytest.approx(2**bits)
 
 
 @pytest.mark.parametrize(("rate", "good", "what"), [(math.inf, 6, "Some weight"), (1e38, 7, "The loss")])
@@ -120,7 +133,7 @@ def test_a_loss_that_is_no_number(
     real = optim.rate_at
     monkeypatch.setattr(optim, "rate_at", lambda o, n, total: rate if n >= 6 else real(o, n, total))
     with pytest.raises(
-        RunError, match=rf"{what} is no longer a number.*last good checkpoint.*optimiser\.rate below 0\.004"
+        RunError, match=rf"{what} is no longer a number.*last checkpoint.*optimiser\.rate below 0\.004"
     ):
         run(tiny("train.save_every=1e-9"), tmp_path)
     (folder,) = runs.newest_first("text", root=tmp_path)
@@ -130,25 +143,32 @@ def test_a_loss_that_is_no_number(
     assert not (folder / "metrics.json").exists()
 
 
-@pytest.mark.parametrize(("lines", "end"), [(12, 8), (2, 10)])  # the log has a line there
+@pytest.mark.parametrize("lines", [12, 2])  # of the log: at every update, or where validation is read
 def test_a_model_that_is_ruined(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, end: int
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
     """Updates from the seventh on are far too long: they leave numbers behind, but no model to keep."""
     monkeypatch.setattr(job, "LOG_LINES", lines)
     real = optim.rate_at
     monkeypatch.setattr(optim, "rate_at", lambda o, n, total: 50.0 if n >= 6 else real(o, n, total))
-    what = rf"The loss is at [\d.]+ bits/char, where a blind guess costs 8\.0, at update {end}"
+    what = r"The loss is at [\d.]+ bits/char, where a blind guess costs 8\.0, at update 10"
     with monkeypatch.context() as patch:
-        tell_validations(patch, 7.9, 7.9)
-        with pytest.raises(train.DivergedError, match=what + r".*last good checkpoint.*rate below 0\.004"):
+        tell_validations(patch, 7.9, 40.0)
+        with pytest.raises(train.DivergedError, match=what + r".*last checkpoint.*rate below 0\.004"):
             run(tiny("train.save_every=1e-9"), tmp_path)
     (folder,) = runs.newest_first("text", root=tmp_path)
     assert runs.read_log(folder)[-1]["train_bits_per_char"] > 16
     assert checkpoint.load(folder / "last.safetensors").meta["metrics"]["update"] == 7
-    # One that had learnt nothing yet goes on: a bad start is no ruin.
-    tell_validations(monkeypatch, 8.1, 8.1, 8.1)
-    assert run(tiny(), tmp_path / "new")[0]["updates"] == 12
+    # Where the text changes its character, or nothing had been learnt yet, a high loss is no ruin.
+    for k, bits in enumerate([(7.9, 7.9, 7.9), (8.1, 40.0, 40.0)]):
+        with monkeypatch.context() as patch:
+            tell_validations(patch, *bits)
+            assert run(tiny(), tmp_path / f"new{k}")[0]["updates"] == 12
+    # With patience the best model counts.
+    tell_validations(monkeypatch, 7.9, 40.0, 40.0)
+    record, folder = run(tiny("evaluate.patience=2"), tmp_path / "patient")
+    assert (record["best_valid_update"], record["updates"]) == (5, 12)
+    assert record["valid_bits_per_char"] < 8.1
 
 
 def tell_norms(monkeypatch: pytest.MonkeyPatch, norm: float) -> None:
@@ -369,7 +389,9 @@ def test_a_text_that_changed_meanwhile_has_no_record(
     assert not list(tmp_path.rglob("metrics.json"))
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)]
+)
 def test_a_run_wants_gradients_whoever_calls_it(tiny: Tiny, tmp_path: Path, mode: Any) -> None:
     with mode():
         found, _ = train.train(tiny(), runs_dir=tmp_path / "a", device="cpu", quiet=True)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mulstm.evaluate import Evaluation
     from mulstm.words import WordCosts
 
+REMEDY = "Leave --dynamic out, which wants that text."
+
 
 def command(
     model: Model,
@@ -64,7 +66,8 @@ def command(
         typer.Option(
             "--rate",
             min=0,
-            help="Dynamic: size of an update (default: 40 / parameters, within 2e-6 and 1e-4).",
+            help="Dynamic: size of an update (default: the recipe's, or 40 / parameters, within 2e-6 and "
+            "1e-4).",
         ),
     ] = None,
     pull: Annotated[
@@ -87,7 +90,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Measure a model: bits per character, and word perplexity where the corpus has words."""
-    from mulstm import checkpoint, parallel
+    from mulstm import adapt, checkpoint, parallel
     from mulstm.cli._text import is_own, part_of
     from mulstm.data.known import recounted
     from mulstm.dynamic import Settings, evaluate_dynamic
@@ -115,11 +118,10 @@ def command(
     part = part_of(loaded, text, own, split, data_dir)
     total = min(symbols or part.symbols_count, part.symbols_count)
     if dynamic:
-        from mulstm.cli import _dynamic
-
         if record is not None:
-            _dynamic.require_record_of(loaded, part, record)
-        moved = _dynamic.prepare(loaded, asked, folded, text if own else "", data_dir, quiet)
+            adapt.require_record_of(loaded, part, record)
+        trained = part_of(loaded, text if own else "", True, "train", data_dir, remedy=REMEDY)
+        moved = adapt.prepare(loaded, asked, trained, folded=folded, quiet=quiet)
         lanes, how = 1, (moved.model, part, moved.statistics, moved.settings)
         found = _watched(total, quiet, partial(evaluate_dynamic, *how, symbols=symbols))
     else:
@@ -149,7 +151,7 @@ def command(
     if dynamic and losses is not None and found.losses is not None:
         write_npy(losses, found.losses)
     if record is not None:
-        add_dynamic(record, _dynamic.for_record(found, moved, loaded))
+        add_dynamic(record, adapt.for_record(found, moved, loaded))
 
 
 def _word_costs(part: Split, found: Evaluation) -> WordCosts | None:

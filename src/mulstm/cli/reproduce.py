@@ -46,7 +46,8 @@ def command(
     Interrupted, the same command goes on where it was.
     """
     from mulstm import report
-    from mulstm.reproduce import KINDS, reproduce, rows
+    from mulstm.report.records import KINDS
+    from mulstm.reproduce import reproduce, rows
     from mulstm.train import DivergedError
 
     if fast and faithful:

@@ -76,12 +76,12 @@ def no_eight(model: ModelRecipe, lanes: int, mask: bool, device: torch.device) -
     from mulstm.ops.cuda_driver import why_not
     from mulstm.ops.triton_plan import padded, plan_in_eight
 
+    if (why := why_not(device) or _objection(device)) is not None:
+        return why
     if model.cell != "mlstm":
         return f"the {model.cell} has no kernels for them"
     if plan_in_eight(padded(model.hidden), lanes) is None:
         return f"{model.hidden} units in {lanes} lanes have no kernels for them"
-    if (why := why_not(device) or _objection(device)) is not None:
-        return why
     from mulstm.ops.triton_choice import eight_works
 
     with torch.cuda.device(device):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from torch.autograd import forward_ad
 
 from mulstm.errors import BackendError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 # PyTorch has no public question for it.
 _transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _batched = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda x: False)
@@ -46,6 +50,18 @@ def autocasts(device: torch.device) -> bool:
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """For what has chosen its types by itself: nothing inside is cast."""
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
+
+
+def learning(work: Callable[P, R]) -> Callable[P, R]:
+    """For what takes gradients of its own, in types of its own, whatever is switched on or off around it."""
+
+    @functools.wraps(work)
+    def undisturbed(*args: P.args, **kwargs: P.kwargs) -> R:
+        cpu, cuda = (without_autocast(torch.device(kind)) for kind in ("cpu", "cuda"))
+        with torch.inference_mode(False), torch.enable_grad(), cpu, cuda:
+            return work(*args, **kwargs)
+
+    return undisturbed
 
 
 def no_second_derivative(ctx: Any, *gradients: Any) -> NoReturn:

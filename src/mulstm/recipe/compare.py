@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mulstm.recipe.reading import as_dict, load, names
-from mulstm.recipe.schema import SECTIONS, Recipe
+from mulstm.recipe.schema import KEYS, SECTIONS, Recipe
 
 # Keys that may change between stopping and going on: they do not touch what is learnt.
-FREE = ("train.save_every", "train.backend", "title")
+FREE = ("train.save_every", "train.backend", "title", *(key for key in KEYS if key.startswith("dynamic.")))
 # Keys that may differ from a packaged recipe while the run still counts as that recipe's.
 INCIDENTAL = ("train.seed", "train.precision")
 # Keys that say which row of which table a run is counted for.
@@ -27,8 +27,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def settings(recipe: Recipe) -> Flat:
-    """All that a recipe says of the run itself; its name and place in the tables left out."""
-    return flat({name: table for name, table in as_dict(recipe).items() if name in SECTIONS})
+    """All that a recipe says of the run itself: not its name, its place in the tables, what comes later."""
+    return flat({name: as_dict(recipe)[name] for name in SECTIONS if name != "dynamic"})
 
 
 def differences(now: Flat, then: Flat) -> list[str]:

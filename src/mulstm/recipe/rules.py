@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
     ("model.layers", lambda v: 1 <= v <= 1000, "1 to 1,000"),
     ("model.hidden", lambda v: 1 <= v <= 1 << 20, "1 to 1,048,576"),
     ("model.embedding", lambda v: 0 <= v <= 1 << 20, "0 to 1,048,576"),
-    ("train.lanes train.chunk", lambda v: v >= 1, "1 or more"),
+    ("train.lanes train.chunk dynamic.segment", lambda v: v >= 1, "1 or more"),
     ("evaluate.lanes evaluate.final_lanes", lambda v: v >= 1, "1 or more"),
     ("optimiser.rate optimiser.epsilon train.epochs train.save_every", lambda v: v > 0, "above 0"),
     ("optimiser.decay_factor", lambda v: 0 < v <= 1, "above 0 and at most 1"),
@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
         "paper init.recurrent_scale init.input_scale init.lower_scale init.output_scale"
         " init.embedding_range optimiser.floor optimiser.decay_updates optimiser.warmup"
         " optimiser.weight_decay optimiser.clip train.updates train.seed train.block train.clear_every"
-        " evaluate.every evaluate.symbols evaluate.patience",
+        " evaluate.every evaluate.symbols evaluate.patience dynamic.rate dynamic.pull dynamic.epsilon",
         lambda v: v >= 0,
         "0 or more",
     ),

@@ -120,6 +120,16 @@ class EvaluateRecipe:
 
 
 @dataclass(frozen=True)
+class DynamicRecipe:
+    """How `mulstm reproduce` evaluates the trained model dynamically, after its run."""
+
+    rate: float = 0.0  # 0: not at all
+    segment: int = 20  # symbols scored, then learnt from
+    pull: float = 1e-3  # towards the trained weights, after each segment
+    epsilon: float = 1e-5
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A run, whole."""
 
@@ -136,6 +146,7 @@ class Recipe:
     optimiser: OptimiserRecipe = field(default_factory=OptimiserRecipe)
     train: TrainRecipe = field(default_factory=TrainRecipe)
     evaluate: EvaluateRecipe = field(default_factory=EvaluateRecipe)
+    dynamic: DynamicRecipe = field(default_factory=DynamicRecipe)
 
 
 SECTIONS: dict[str, type] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ __all__ = [
 ]
 
 RESULTS = Path("results")
-BEGIN, END = "<!-- results: begin (made by mulstm report) -->", "<!-- results: end -->"
+
+
+def _marks(name: str) -> tuple[str, str]:
+    """The lines before and behind a table in a page that people write."""
+    return f"<!-- {name}: begin (made by mulstm report) -->", f"<!-- {name}: end -->"
+
+
+BEGIN, END = _marks("results")
 
 
 def write(results: Path, readme: Path | None) -> list[Path]:
@@ -78,24 +86,30 @@ def _stale(results: Path, readme: Path | None) -> tuple[dict[Path, str], list[Fi
     if searched := trials.markdown(results):
         texts[results / "search.md"] = searched
     if readme is not None:
-        texts[readme] = _between(readme, tables.readme(found))
+        texts[readme] = _filled(readme, {"results": tables.readme(found)})
+        prose = readme.parent / "docs" / "results.md"
+        if prose.is_file():
+            texts[prose] = _filled(prose, {t.name: tables.of_paper(t, found) for t in paper.TABLES})
     stale = {p: text for p, text in texts.items() if not p.is_file() or p.read_bytes() != text.encode()}
     return stale, [figure for figure in drawn if figure.is_stale(results)]
 
 
-def _between(page: Path, table: str) -> str:
-    """The page with the table between its two marks."""
+def _filled(page: Path, parts: Mapping[str, str]) -> str:
+    """The page with each of the tables between its two marks."""
     try:
         text = page.read_text(encoding="utf-8")
     except UnicodeDecodeError as fault:
         raise RunError(f"{page} is not written in UTF-8 ({fault.reason}). Save it so.") from fault
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise RunError(
-            f"{page} has no place for the results. Put these two lines into it: {BEGIN} and {END}."
-        )
-    return f"{head}{begin}\n{table}\n{end}{tail}"
+    for name, table in parts.items():
+        begin, end = _marks(name)
+        head, found, rest = text.partition(begin)
+        _, closed, tail = rest.partition(end)
+        if not found or not closed:
+            raise RunError(
+                f"{page} has no place for the {name}. Put these two lines into it: {begin} and {end}."
+            )
+        text = f"{head}{begin}\n{table}\n{end}{tail}"
+    return text
 
 
 def _surprise(results: Path) -> tables.Surprise | None:

@@ -247,9 +247,10 @@ def _paint_losses(picture: Any, data: Any) -> None:
     bottom.plot(centres, gap, color=BLUE, label="fastest backend, same masks and order")
     bottom.axhline(0, color=ORANGE, linewidth=1.2, zorder=1)
     bottom.set_ylabel(f"minus reference,\nmean of {MEAN_OF} updates")
+    apart = f"{agreement['held_out_difference_bits']:+.4f}".replace("-", "−")
     bottom.set_xlabel(
-        f"updates.  Held out, after the last: {agreement['held_out_difference_bits']:+.4f} bits/char from "
-        f"reference; seeds range over {agreement['held_out_range_of_seeds_bits']:.4f}",
+        f"updates.  Held out, after the last: {apart} bits/char from reference; "
+        f"seeds range over {agreement['held_out_range_of_seeds_bits']:.4f}",
         fontsize=9,
     )
     low, high = bottom.get_ylim()

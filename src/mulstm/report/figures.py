@@ -55,7 +55,8 @@ def _curves(records: Sequence[Record], table: paper.Table) -> dict[str, Any]:
                 drawn = {"row": line.row, "label": label, "kind": kind, "points": points}
                 lines.append(drawn | {"end": _end(record)})
     levels = {line.row: line.bits or line.paper for line in table.lines if line.row and line.paper}
-    return {"title": table.title, "lines": lines, "paper": levels}
+    unit = "bits/byte" if table.is_in_words else "bits/char"
+    return {"title": table.title, "unit": unit, "lines": lines, "paper": levels}
 
 
 def _shown(records: Sequence[Record], table: str, row: str, kind: str) -> Record | None:
@@ -80,9 +81,9 @@ def _kind(record: Record) -> str:
 
 def _paint_curves(picture: Any, data: Any) -> None:
     axes = picture.subplots()
-    axes.set_title(f"{data['title']}: validation bits/char against training time")
+    axes.set_title(f"{data['title']}: validation {data['unit']} against training time")
     axes.set_xlabel("training time (logarithmic)")
-    axes.set_ylabel("validation bits/char")
+    axes.set_ylabel(f"validation {data['unit']}")
     axes.set_xscale("log")
     lowest = min(bits for line in data["lines"] for _, bits in line["points"] + line["end"])
     drawn = {line["row"] for line in data["lines"]}
@@ -119,7 +120,7 @@ def _paint_levels(axes: Any, levels: Mapping[str, float]) -> None:
         colour = COLOURS.get(row, INK)
         axes.axhline(level, color=colour, linewidth=1.2, linestyle=":", zorder=1.8)  # above the grid
         axes.annotate(
-            f"paper (test) {level:.2f}",
+            f"paper (test) {level:.{2 if round(level, 2) == level else 3}f}",
             (0, height),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
@@ -132,9 +133,7 @@ def _paint_levels(axes: Any, levels: Mapping[str, float]) -> None:
 def _paint_sizes(picture: Any, data: Any) -> None:
     axes = picture.subplots()
     axes.set_title("Hutter Prize: test bits/char against size, 4 epochs")
-    axes.set_xlabel(
-        "million parameters (logarithmic); below 20, the mLSTM's updates are shorter than the authors'"
-    )
+    axes.set_xlabel("million parameters (logarithmic)")
     axes.set_ylabel("test bits/char")
     axes.set_xscale("log")
     for name, points in data.items():

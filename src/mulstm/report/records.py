@@ -49,6 +49,7 @@ KEYS = {  # that every record has, and the kinds of their values
 SCORES = ("_bits_per_char", "_word_perplexity")  # how keys that not every record has may end
 FILE = re.compile(r"seed\d+\.json")
 AGAIN = "Make it again from its run with mulstm reproduce."
+KINDS = ("faithful", "fast")  # of recipes for a row
 DYNAMIC = "dynamic_"  # keys of dynamic evaluation begin so
 UNROUNDED = ("fp32", "fp64")  # storages of weights that round nothing
 CURVE_LINES = 200

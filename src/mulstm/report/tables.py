@@ -8,14 +8,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from mulstm import console
-from mulstm.data.known import recounted
 from mulstm.recipe import names
+from mulstm.report import notes
+from mulstm.report.notes import NOTHING
 from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
-from mulstm.report.records import DYNAMIC, UNROUNDED, Record, mean, of_row, shown_of_row, spread
+from mulstm.report.records import DYNAMIC, KINDS, UNROUNDED, Record, mean, of_row, shown_of_row, spread
 
 NOT_RUN = "not run yet"
 NOT_COUNTED = "not counted"
-NOTHING = "–"
 HEAD = (
     "architecture",
     "parameters",
@@ -47,9 +47,9 @@ def markdown(records: Sequence[Record], surprise: Surprise | None, drawn: Collec
     for table in TABLES:
         parts += [
             f"## {table.title}: {table.unit}",
-            *_notes(table, records),
-            grid(HEAD, _body(table, records)),
-            *_curves(table, drawn),
+            *notes.above(table, records),
+            grid(HEAD, _body(table, records, HEAD)),
+            *_curves(table, records, drawn),
         ]
     parts += [*_sizes(records), picture("size", drawn, "Size against test bits/char")]
     parts += [*_surprise(surprise), picture("surprise", drawn, "Recovery from surprise")]
@@ -65,22 +65,29 @@ def picture(name: str, drawn: Collection[str], words: str) -> str:
 
 
 def readme(records: Sequence[Record]) -> str:
-    """The short table for the front page: the paper's own rows, and each last one by dynamic evaluation."""
+    """The front page's table: the rows that matter most, and each last one by dynamic evaluation."""
     body = []
     for table in TABLES:
         rows = []
         for line in table.lines:
-            if line.row and not line.label.startswith("the same"):
+            if line.front:
                 cells = _cells(table, line, records)
                 shown = (cells[key] for key in ("paper", "ours faithful", "ours fast", "minutes"))
                 rows.append([line.title, *shown])
         rows += _dynamic_row(table, records)
-        text = f"**{table.title.split(',')[0]}**" + (
-            ", word perplexity, valid / test" if table.is_in_words else ""
-        )
+        name, _, by = table.title.partition(",")
+        text = f"**{name}**" + (f", {table.unit}" if table.is_in_words else by and f",{by}")
+        if table.name == "ptb" and (counted := notes.symbols(table, records)):
+            text += f" ({counted} of them, Mikolov's protocol)"
         body += [[text if k == 0 else "", *row] for k, row in enumerate(rows)]
     head = ("test bits/char", "model", "paper", "faithful", "fast", "minutes (faithful / fast)")
     return grid(head, body)
+
+
+def of_paper(table: Table, records: Sequence[Record]) -> str:
+    """A table as the paper has it, with our scores in columns beside its own."""
+    head = ("architecture", "paper", "ours faithful", "ours fast")
+    return grid(head, _body(table, records, head))
 
 
 def _dynamic_row(table: Table, records: Sequence[Record]) -> list[list[str]]:
@@ -109,7 +116,7 @@ def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "measure": key,
                 "paper": line.paper or None,
             }
-            for kind in ("faithful", "fast"):
+            for kind in KINDS:
                 runs = of_row(records, table.name, line.row, kind) if line.row else []
                 row[kind] = mean(runs, key)
                 row[f"{kind}_spread"] = spread(runs, key)
@@ -139,64 +146,20 @@ def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
 
 
-def _notes(table: Table, records: Sequence[Record]) -> list[str]:
-    if table.is_in_words:
-        return [
-            "Perplexity is 2 to the power of bits/byte x bytes/words, with the paper's counts for test "
-            "(1,256,449 bytes, 245,569 words) and ours for valid, counted alike (1,121,681 and 217,646)."
-        ]
-    if table.name == "hutter":
-        return [
-            "The stacked LSTM and the MI-LSTM stand in the paper's text, not in its table. The LSTM with the "
-            "mLSTM's optimiser stands under *faithful*, but its start and step are ours. Every model is "
-            "measured in ten lanes; the authors' program for the RMS prop rows reads 1,000 short ones, which "
-            "costs by estimate 0.01 more."
-        ]
-    if table.name == "ptb":
-        symbols = sorted({r["test_symbols"] for r in records if r["table"] == "ptb"})
-        counted = f" Test symbols: {', '.join(f'{n:,}' for n in symbols)}." if symbols else ""
-        return [
-            "Mikolov's protocol: 50 symbols, outer spaces dropped, one newline a sentence; the paper does "
-            f"not say which it used, nor the model's size.{counted}{_recounted(table, records)}"
-        ]
-    return []
-
-
-def _curves(table: Table, drawn: Collection[str]) -> list[str]:
+def _curves(table: Table, records: Sequence[Record], drawn: Collection[str]) -> list[str]:
     """The figure of a table's runs, and how to read it."""
     shown = picture(f"learning-curves-{table.name}", drawn, f"{table.title}: learning curves")
     if not shown:
         return []
-    note = (
-        "Curves show validation as each run measured it on its way: on all of its part or the beginning, in "
-        "many lanes that start cold. Rings are the whole part in ten lanes, like the scores above. Dotted "
-        "lines are the paper's test figures."
-    )
-    if table.name == "text8":
-        note += " Its test part costs 0.06 to 0.08 more than validation: to cross a line is not to reach it."
-    return [shown, note]
+    return [shown, notes.of_curves(table, records)]
 
 
-def _recounted(table: Table, records: Sequence[Record]) -> str:
-    """What the last line's scores are by the other counts in use."""
-    texts = []
-    for kind in ("faithful", "fast"):
-        runs = of_row(records, table.name, table.lines[-1].row, kind)
-        score = mean(runs, table.measure)
-        counts = recounted(table.name, "test", runs[0]["test_symbols"]) if runs else {}
-        if score is not None and counts:
-            (_, own), *others = counts.items()
-            told = ", ".join(f"{score * own / n:.{table.digits}f} ({name}, {n:,})" for name, n in others)
-            texts.append(f" The same cost by other counts, {kind}: {told}.")
-    return "".join(texts)
-
-
-def _body(table: Table, records: Sequence[Record]) -> list[list[str]]:
+def _body(table: Table, records: Sequence[Record], head: Sequence[str]) -> list[list[str]]:
     body = []
     for line in table.lines:
         cells = _cells(table, line, records)
         label = f"**{line.title}**" if line.row else line.title
-        body.append([label, *(cells[name] for name in HEAD[1:])])
+        body.append([label, *(cells[name] for name in head[1:])])
     return body
 
 
@@ -207,7 +170,7 @@ def _cells(table: Table, line: Line, records: Sequence[Record]) -> dict[str, str
     cells = dict.fromkeys(HEAD, "") | {"paper": paper, "parameters": line.parameters}
     if not line.row:
         return cells
-    shown = {kind: shown_of_row(records, table.name, line.row, kind) for kind in ("faithful", "fast")}
+    shown = {kind: shown_of_row(records, table.name, line.row, kind) for kind in KINDS}
     for kind, found in shown.items():
         told = _score(found, table) + _cut(found[0]) if found else _absence(table, line, kind, records)
         cells[f"ours {kind}"] = told

@@ -1,4 +1,4 @@
-"""What `mulstm evaluate --dynamic` does beyond plain evaluation."""
+"""Dynamic evaluation of a saved model: with the statistics that are kept of it, and for its record."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any, NamedTuple
 
 from mulstm import console
 from mulstm.checkpoint import Checkpoint
-from mulstm.cli._text import part_of
 from mulstm.data.corpus import Split
 from mulstm.data.store import cache_folder
-from mulstm.dynamic import BATCHES, LANES, Settings, Statistics, batches_of, kept_statistics, moving
+from mulstm.dynamic import (
+    BATCHES,
+    LANES,
+    Settings,
+    Statistics,
+    batches_of,
+    kept_statistics,
+    moving,
+)
 from mulstm.errors import CheckpointError
 from mulstm.evaluate import Evaluation
 from mulstm.job import hardware
 from mulstm.machine import commit
 from mulstm.nn.model import LanguageModel
 from mulstm.report.records import UNROUNDED, read_one
-
-REMEDY = "Leave --dynamic out, which wants that text."
 
 
 class Moved(NamedTuple):
@@ -34,15 +39,14 @@ class Moved(NamedTuple):
 
 def prepare(
     loaded: Checkpoint,
-    settings: Settings,
-    folded: bool,
-    text: str,  # the model's own, by the path it was given by
-    data_dir: Path | None,
-    quiet: bool,
+    settings: Settings,  # without a rate, its own recipe's, or what suits its size
+    part: Split,  # of its own text that it was trained on
+    *,
+    folded: bool = True,
+    quiet: bool = False,
 ) -> Moved:
-    """What dynamic evaluation needs; the training text's statistics are kept in the cache."""
+    """What dynamic evaluation needs; the statistics of `part` are kept in the cache."""
     model = moving(loaded.model) if folded else loaded.model
-    part = part_of(loaded, text, True, "train", data_dir, remedy=REMEDY)
     with ExitStack() as stack:
         screen: console.Progress | None = None
 
@@ -64,6 +68,8 @@ def prepare(
             segment=settings.segment,
             batches=BATCHES,
         )
+    if settings.rate is None and loaded.recipe.dynamic.rate:
+        settings = replace(settings, rate=loaded.recipe.dynamic.rate)
     settings = replace(settings, rate=settings.rate_of(model))
     chunks, count = batches_of(part, LANES, settings.segment, BATCHES)
     gathered = {"statistics_lanes": chunks.lanes, "statistics_batches": count}
