@@ -67,7 +67,7 @@ def texts(given: str | bytes | Iterable[str | bytes]) -> Iterator[bytes]:
 def kind_of(path: str) -> str:
     """The kind that a file's name suggests; lines where it suggests none."""
     suffixes = [s.lower() for s in Path(path).suffixes]
-    if suffixes and suffixes[-1] in _COMPRESSED:
+    if suffixes and suffixes[-1] in (*_COMPRESSED, ".zip"):  # a zip is refused later, as what it holds
         suffixes.pop()
     return _SUFFIXES.get(suffixes[-1], "lines") if suffixes else "lines"
 

@@ -260,9 +260,7 @@ def log(job: Job, valid_bits: float | None) -> None:
     job.share.by_first(lambda: _write_line(job, line))
     _show(job, nats, valid_bits)
     if _is_ruined(job, valid_bits):
-        guess = console.decimal(units.bits(_guess(job)), 1)
-        bits = console.decimal(units.bits(nats), 1)
-        raise _diverged(job, f"The loss is at {bits} bits/char, where a blind guess costs {guess},")
+        raise _diverged(job, _told_of(job, units.bits(nats)))
     progress.logged, progress.since = progress.update, progress.seconds
     progress.nats = progress.symbols = progress.norms = 0.0
 
@@ -318,6 +316,7 @@ def save(job: Job) -> None:
 def finish(job: Job) -> dict[str, Any]:
     """Measures the model on whole splits and writes the record; it comes last, so it marks a complete run."""
     recipe, progress = job.recipe, job.progress
+    _require_learnt(job)
     model = job.model
     if recipe.evaluate.patience and progress.best_bits is not None:
         model = checkpoint.load(job.folder / "best.safetensors", job.share.device).model
@@ -347,6 +346,24 @@ def finish(job: Job) -> dict[str, Any]:
     if job.run is not None:
         job.run.write_json("metrics.json", record)
     return record
+
+
+def _require_learnt(job: Job) -> None:
+    """Raises DivergedError where a run has ended with a training text that costs twice a guess.
+
+    Not where its best model counts, and was better; nor where it began with a model of another text.
+    """
+    limit, best = 2 * units.bits(_guess(job)), job.progress.best_bits
+    if "tuned_from" in job.source or (job.recipe.evaluate.patience and best is not None and best <= limit):
+        return
+    lines = job.share.by_first(lambda: runs.read_log(job.folder)[-1:])
+    if lines and lines[0]["train_bits_per_char"] > limit:
+        raise _diverged(job, _told_of(job, lines[0]["train_bits_per_char"]))
+
+
+def _told_of(job: Job, bits: float) -> str:
+    guess = console.decimal(units.bits(_guess(job)), 1)
+    return f"The loss is at {console.decimal(bits, 1)} bits/char, where a blind guess costs {guess},"
 
 
 def _write_model(job: Job, name: str, bits: float | None) -> None:

@@ -61,6 +61,10 @@ def test_records_and_a_folder_or_a_cache_that_is_none(
     told(call("train", tmp_path / "lines.txt", *given), 3, "cannot be kept in", "XDG_CACHE_HOME")
 
 
+def test_a_text_that_no_run_could_go_on_with(call: Call) -> None:
+    told(call("train", "/dev/stdin"), 3, "/dev/stdin is no file", "Write the text to a file first")
+
+
 def test_a_key_like_no_other(call: Call, text_file: Path) -> None:
     told(
         call("train", text_file, "--set", "foo=1"), 3, 'unknown key foo: "mulstm recipes show text" has them'

@@ -28,6 +28,9 @@ def test_sample(call: Call, trained: Path) -> None:
         assert (code, "need one stream, and no JSON" in err) == (2, True)
     for streams in (1, 2):  # a prompt that is no UTF-8, as the system passes it on
         assert "ab\ufffd" in call("sample", trained, "-n", 5, "-p", "ab\udcff", "--streams", streams).out
+    assert (
+        json.loads(call("sample", trained, "-n", 5, "-p", "ab\udcff", "--json").out)["prompt"] == "ab\ufffd"
+    )
 
 
 def test_sample_by_a_beam(call: Call, trained: Path) -> None:
@@ -50,6 +53,8 @@ def test_sample_by_a_beam(call: Call, trained: Path) -> None:
     for more in (("--temperature", 0.5), ("--top-k", 2), ("--top-p", 0.5), ("--seed", 2)):
         code, _, err = call("sample", trained, "--beam", 2, *more)
         assert (code, "leave temperature, top-k, top-p and seed out" in err) == (2, True)
+    for many in ("--beam", "--streams"):
+        assert call("sample", trained, many, 10**18).code == 2
     code, _, err = call("sample", trained, "--beam", 2, "--streams", 3)
     assert (code, "3 texts need a beam as wide" in err) == (2, True)
 

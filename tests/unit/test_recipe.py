@@ -178,8 +178,18 @@ def test_values_far_out_are_told_in_short(override: str, words: str, tmp_path: P
     file = tmp_path / "far.toml"
     value = f'"{value}"' if section == "data" else value
     file.write_bytes(f"[{section}]\n{name} = {value}\n".encode(errors="surrogateescape"))
-    with pytest.raises(RecipeError, match=rf"{words}|is not TOML"):
+    with pytest.raises(RecipeError, match=rf"{words}|is not TOML|is not written in UTF-8"):
         recipe.load(file)
+
+
+def test_a_file_as_editors_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b'\xef\xbb\xbflike = "text"\r\n[model]\r\nhidden = 8  # small\r\n')
+    assert recipe.load(path).model.hidden == 8
+    assert recipe.notes_of(path)["model.hidden"] == "small"
+    path.write_bytes('like = "text"\n'.encode("utf-16"))
+    with pytest.raises(RecipeError, match=r"mine\.toml is not written in UTF-8 \(.*\)\. Save it so"):
+        recipe.load(path)
 
 
 def test_missing_recipes_name_the_nearest(tmp_path: Path) -> None:

@@ -148,6 +148,8 @@ def test_a_column_that_is_named_for_something_else_is_not_the_text(tmp_path: Pat
 def test_json_is_an_object_a_line(tmp_path: Path) -> None:
     assert list(read(write(tmp_path / "t.json", '{"text": "a"}\n'))) == [Record("1", b"a")]
     assert kind_of("reviews.json.gz") == "jsonl"
+    assert kind_of("reviews.csv.zip") == "csv"  # which is refused as such, and not read as one text
+    assert kind_of("letters.zip") == "lines"
 
 
 @pytest.mark.parametrize(

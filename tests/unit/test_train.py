@@ -159,16 +159,37 @@ def test_a_model_that_is_ruined(
     (folder,) = runs.newest_first("text", root=tmp_path)
     assert runs.read_log(folder)[-1]["train_bits_per_char"] > 16
     assert checkpoint.load(folder / "last.safetensors").meta["metrics"]["update"] == 7
-    # Where the text changes its character, or nothing had been learnt yet, a high loss is no ruin.
+    # Where the text changes its character, or nothing had been learnt yet, a high loss is no ruin midway.
     for k, bits in enumerate([(7.9, 7.9, 7.9), (8.1, 40.0, 40.0)]):
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, pytest.raises(train.DivergedError, match="at update 12;"):
             tell_validations(patch, *bits)
-            assert run(tiny(), tmp_path / f"new{k}")[0]["updates"] == 12
+            run(tiny(), tmp_path / f"new{k}")
     # With patience the best model counts.
     tell_validations(monkeypatch, 7.9, 40.0, 40.0)
     record, folder = run(tiny("evaluate.patience=2"), tmp_path / "patient")
     assert (record["best_valid_update"], record["updates"]) == (5, 12)
     assert record["valid_bits_per_char"] < 8.1
+
+
+def test_a_run_that_ends_ruined_is_no_result(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never learnt anything, or had no validation part to show it."""
+    monkeypatch.setattr(optim, "rate_at", lambda *_: 50.0)
+    what = (
+        r"The loss is at [\d.e+]+ bits/char, where a blind guess costs 8\.0, at update 12; the last checkpoint"
+    )
+    for k, more in enumerate([(), ("data.split=100-0-0",), ("evaluate.patience=5",)]):
+        with pytest.raises(train.DivergedError, match=what):
+            run(tiny(*more), tmp_path / str(k))
+    # Who goes on from a model of another text may still be far from this one.
+    monkeypatch.undo()
+    _, folder = run(tiny(), tmp_path / "sound")
+    monkeypatch.setattr(optim, "rate_at", lambda *_: 50.0)
+    record, _ = train.train(
+        tiny(), runs_dir=tmp_path / "tuned", device="cpu", quiet=True, start_from=folder / "last.safetensors"
+    )
+    assert record["updates"] == 12
 
 
 def tell_norms(monkeypatch: pytest.MonkeyPatch, norm: float) -> None:

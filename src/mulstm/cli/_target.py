@@ -92,6 +92,8 @@ def _require_no_runs(text: Path) -> None:
 def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) -> Recipe:
     """The default recipe; files of records are known by their ending, and FASTA holds proteins."""
     kind, given = kind_of(target), recipe.overridden(overrides)
+    if Path(target).parts[:2] in (("/", "dev"), ("/", "proc")):  # another command finds something else there
+        raise DataError(f"{target} is no file that a run could go on with. Write the text to a file first.")
     if "data.corpus" in given:
         raise RecipeError(f"{target} is the text, and data.corpus names another. Give one of the two.")
     if kind != "lines" and "data.records" not in given:

@@ -115,7 +115,7 @@ def command(
     loaded.require_head()
     loaded.model.precision, loaded.model.backend = precision, backend
     own = is_own(loaded, text)
-    part = part_of(loaded, text, own, split, data_dir)
+    part = part_of(loaded, text, own, split, data_dir, remedy=REMEDY if dynamic else "")
     total = min(symbols or part.symbols_count, part.symbols_count)
     if dynamic:
         if record is not None:

@@ -10,6 +10,8 @@ import typer
 from mulstm import console
 from mulstm.cli._options import AsJson, Device, Length, Model, Precision, Prompt, Seed
 
+MOST = 100_000  # texts at once; more is a slip of the hand
+
 
 def command(
     model: Model,
@@ -27,12 +29,13 @@ def command(
         typer.Option("--top-p", min=0, max=1, help="Only the likeliest that reach this share (above 0)."),
     ] = 1.0,
     seed: Seed = 1,
-    streams: Annotated[int, typer.Option("--streams", min=1, help="Texts to draw at once.")] = 1,
+    streams: Annotated[int, typer.Option("--streams", min=1, max=MOST, help="Texts to draw at once.")] = 1,
     width: Annotated[
         int,
         typer.Option(
             "--beam",
             min=0,
+            max=MOST,
             help="Do not draw, but search for the likeliest: texts followed at once; 0: draw.",
         ),
     ] = 0,
@@ -114,7 +117,7 @@ def _tell(
 
     texts = [whole.decode("utf-8", errors="replace") for whole in drawn]
     if facts is not None:
-        console.result_json({"prompt": prompt, **facts, "texts": texts})
+        console.result_json({"prompt": sound(prompt), **facts, "texts": texts})
         return
     for head, text in zip(heads, texts, strict=True):
         console.result(f"--- {head} ---\n{sound(prompt)}{text}")

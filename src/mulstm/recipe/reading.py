@@ -134,7 +134,7 @@ def notes_of(name_or_path: str | Path) -> dict[str, str]:
             for name in [f"{key}.{k}" for k in value] if isinstance(value, dict) else [key]:
                 found.pop(name, None)
         section = ""
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8-sig").splitlines():
             if header := _HEADER.fullmatch(line.strip()):
                 section = f"{header[1]}."
             elif noted := _NOTED.fullmatch(line.strip()):
@@ -193,9 +193,11 @@ def _chain(path: Path) -> list[tuple[Path, Table]]:
 def _one(path: Path) -> tuple[Table, Path | None]:
     """The file's own table, and the file of the recipe it is `like`."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors begin some with a mark
     except OSError as error:
         raise RecipeError(f"{path} cannot be read ({error.strerror}). Check the file.") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not written in UTF-8 ({error.reason}). Save it so.") from None
     except (ValueError, RecursionError) as error:  # also of numbers too long and brackets too deep
         raise RecipeError(f"{path} is not TOML: {error}. Mend that line.") from None
     like = table.pop("like", None)
