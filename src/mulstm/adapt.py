@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,13 +39,15 @@ class Moved(NamedTuple):
 
 def prepare(
     loaded: Checkpoint,
-    settings: Settings,  # without a rate, its own recipe's, or what suits its size
+    settings: Settings,  # the default ones: its own recipe's, where that has a rate
     part: Split,  # of its own text that it was trained on
     *,
     folded: bool = True,
     quiet: bool = False,
 ) -> Moved:
     """What dynamic evaluation needs; the statistics of `part` are kept in the cache."""
+    if settings == Settings() and loaded.recipe.dynamic.rate:
+        settings = Settings(**asdict(loaded.recipe.dynamic))
     model = moving(loaded.model) if folded else loaded.model
     with ExitStack() as stack:
         screen: console.Progress | None = None
@@ -68,8 +70,6 @@ def prepare(
             segment=settings.segment,
             batches=BATCHES,
         )
-    if settings.rate is None and loaded.recipe.dynamic.rate:
-        settings = replace(settings, rate=loaded.recipe.dynamic.rate)
     settings = replace(settings, rate=settings.rate_of(model))
     chunks, count = batches_of(part, LANES, settings.segment, BATCHES)
     gathered = {"statistics_lanes": chunks.lanes, "statistics_batches": count}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -11,7 +12,7 @@ from mulstm import adapt, checkpoint, console, parallel, record_corpus, runs
 from mulstm import recipe as recipes
 from mulstm.dynamic import Settings, evaluate_dynamic
 from mulstm.earlier import finished
-from mulstm.errors import RecipeError, RunError
+from mulstm.errors import MulstmError, RecipeError, RunError
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
 from mulstm.report.records import (
@@ -25,6 +26,10 @@ from mulstm.report.records import (
     read_one,
 )
 from mulstm.train import DivergedError, RunInterruptedError, train
+
+
+class LeftOutError(RunError):
+    """A record is there, and the dynamic evaluation that its recipe asks for is not."""
 
 
 def rows(table: str, row: str = "", kinds: Sequence[str] = KINDS) -> list[Recipe]:
@@ -61,7 +66,7 @@ def reproduce(
 ) -> list[Path]:
     """The records of the runs made now; what has been measured already is left as it is.
 
-    A run that diverges keeps no other from being made: DivergedError comes after the last.
+    What fails keeps nothing else from being made: DivergedError or LeftOutError comes after the last.
     """
     asked = [
         replace(recipe, train=replace(recipe.train, seed=seed, precision=precision or recipe.train.precision))
@@ -72,7 +77,8 @@ def reproduce(
     for recipe in asked:
         recipes.check(recipe)
     _require_writable(results)
-    made, diverged = [], None
+    made: list[Path] = []
+    failed: RunError | None = None
     for recipe in asked:
         what = f"{recipe.name}, seed {recipe.train.seed}"
         path = place(results, recipe.name, recipe.train.seed)
@@ -97,16 +103,21 @@ def reproduce(
                 raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
             except DivergedError as fault:
                 note(str(fault))
-                diverged = fault
+                failed = failed or fault
                 continue
             if earlier is not None and _came_further(earlier, read_one(folder / "metrics.json")):
                 note(f"{what}: the earlier record came further ({earlier['epochs']:.3g} epochs) and stays.")
                 continue
             made.append(publish(folder, results))
         if _lacks_dynamic(recipe, path):
-            _evaluate_dynamically(recipe, path, runs_dir, data_dir, device, note)
-    if diverged is not None:
-        raise diverged
+            try:
+                _evaluate_dynamically(recipe, path, runs_dir, data_dir, device, note)
+            except MulstmError as fault:
+                left_out = LeftOutError(f"{what}: without its dynamic evaluation. {fault}")
+                note(str(left_out))
+                failed = failed or left_out
+    if failed is not None:
+        raise failed
     return made
 
 
@@ -132,9 +143,14 @@ def _evaluate_dynamically(
     if folder is None:
         note(f"{what}: left out, because the record's run is not in {runs_dir}.")
         return
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        note(f"{what}: left out, because it wants one process. The same command without torchrun adds it.")
+        return
     note(what)
     loaded = checkpoint.load(checkpoint.find(folder), parallel.pick(device))
-    loaded.model.precision, loaded.model.backend = recipe.train.precision, recipe.train.backend
+    precision = read_one(path)["precision"]
+    loaded.model.precision = "bf16" if precision == "fp8" else precision  # 8-bit products are for training
+    loaded.model.backend = recipe.train.backend
     corpus = record_corpus.load(recipe.data, data_dir)
     moved = adapt.prepare(loaded, Settings(**asdict(recipe.dynamic)), corpus.split("train"))
     part = corpus.split("test")

@@ -351,10 +351,13 @@ def finish(job: Job) -> dict[str, Any]:
 def _require_learnt(job: Job) -> None:
     """Raises DivergedError where a run has ended with a training text that costs twice a guess.
 
-    Not where its best model counts, and was better; nor where it began with a model of another text.
+    Not where validation says otherwise of the model that counts, nor where it began with one of another text.
     """
-    limit, best = 2 * units.bits(_guess(job)), job.progress.best_bits
-    if "tuned_from" in job.source or (job.recipe.evaluate.patience and best is not None and best <= limit):
+    progress, limit = job.progress, 2 * units.bits(_guess(job))
+    bits = progress.valid_bits if progress.validated == progress.update else None
+    if job.recipe.evaluate.patience:
+        bits = progress.best_bits
+    if "tuned_from" in job.source or (bits is not None and bits <= limit):
         return
     lines = job.share.by_first(lambda: runs.read_log(job.folder)[-1:])
     if lines and lines[0]["train_bits_per_char"] > limit:
@@ -426,8 +429,10 @@ def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
 
 def _diverged(job: Job, what: str) -> DivergedError:
     kept = f"; the last checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
-    if (job.folder / earlier.BETTER).is_file():
-        kept += f"; the best model so far is {job.folder / earlier.BETTER}"
+    for best in (earlier.BETTER, "best.safetensors"):
+        if (job.folder / best).is_file():
+            kept += f"; the best model so far is {job.folder / best}"
+            break
     return DivergedError(f"{what} at update {job.progress.update:,}", kept + _start_again(job))
 
 

@@ -70,11 +70,18 @@ def recipe_for(
 
 
 def _sizes(data: DataRecipe, data_dir: Path | None) -> Sizes:
+    _require_lasting(Path(data.corpus))
     _require_no_runs(Path(data.corpus))
     corpus = record_corpus.load(data, data_dir)
     part = corpus.split("train")
     records = part.chosen.size if isinstance(part, RecordSplit) else None
     return Sizes(part.symbols_count, corpus.split("valid").symbols_count, records)
+
+
+def _require_lasting(text: Path) -> None:
+    """A run goes on with its text, and under these names another command finds something else."""
+    if text.parts[:3] in (("/", "dev", "stdin"), ("/", "dev", "fd")) or text.parts[:2] == ("/", "proc"):
+        raise DataError(f"{text} is no file that a run could go on with. Write the text to a file first.")
 
 
 def _require_no_runs(text: Path) -> None:
@@ -92,8 +99,6 @@ def _require_no_runs(text: Path) -> None:
 def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) -> Recipe:
     """The default recipe; files of records are known by their ending, and FASTA holds proteins."""
     kind, given = kind_of(target), recipe.overridden(overrides)
-    if Path(target).parts[:2] in (("/", "dev"), ("/", "proc")):  # another command finds something else there
-        raise DataError(f"{target} is no file that a run could go on with. Write the text to a file first.")
     if "data.corpus" in given:
         raise RecipeError(f"{target} is the text, and data.corpus names another. Give one of the two.")
     if kind != "lines" and "data.records" not in given:

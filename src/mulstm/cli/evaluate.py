@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mulstm.evaluate import Evaluation
     from mulstm.words import WordCosts
 
-REMEDY = "Leave --dynamic out, which wants that text."
+REMEDY = "Leave --dynamic out, which wants that text"
 
 
 def command(
@@ -66,8 +66,8 @@ def command(
         typer.Option(
             "--rate",
             min=0,
-            help="Dynamic: size of an update (default: the recipe's, or 40 / parameters, within 2e-6 and "
-            "1e-4).",
+            help="Dynamic: size of an update (default: 40 / parameters, within 2e-6 and 1e-4; with none of "
+            "these options, all are the recipe's, if it has a rate).",
         ),
     ] = None,
     pull: Annotated[
@@ -115,12 +115,13 @@ def command(
     loaded.require_head()
     loaded.model.precision, loaded.model.backend = precision, backend
     own = is_own(loaded, text)
-    part = part_of(loaded, text, own, split, data_dir, remedy=REMEDY if dynamic else "")
+    nameless = f"{REMEDY}, and give a text by name." if dynamic and not text else ""
+    part = part_of(loaded, text, own, split, data_dir, remedy=nameless)
     total = min(symbols or part.symbols_count, part.symbols_count)
     if dynamic:
         if record is not None:
             adapt.require_record_of(loaded, part, record)
-        trained = part_of(loaded, text if own else "", True, "train", data_dir, remedy=REMEDY)
+        trained = part_of(loaded, text if own else "", True, "train", data_dir, remedy=f"{REMEDY}.")
         moved = adapt.prepare(loaded, asked, trained, folded=folded, quiet=quiet)
         lanes, how = 1, (moved.model, part, moved.statistics, moved.settings)
         found = _watched(total, quiet, partial(evaluate_dynamic, *how, symbols=symbols))

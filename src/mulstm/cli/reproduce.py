@@ -47,7 +47,7 @@ def command(
     """
     from mulstm import report
     from mulstm.report.records import KINDS
-    from mulstm.reproduce import reproduce, rows
+    from mulstm.reproduce import LeftOutError, reproduce, rows
     from mulstm.train import DivergedError
 
     if fast and faithful:
@@ -59,7 +59,7 @@ def command(
         report.require_records(results)
     asked = {"fast": fast, "faithful": faithful}
     chosen = rows(table, row, [kind for kind in KINDS if asked[kind]] or KINDS)
-    diverged = None
+    failed = None
     if not report_only:
         try:
             reproduce(
@@ -73,10 +73,10 @@ def command(
                 device=device,
                 note=console.note,
             )
-        except DivergedError as fault:  # the others have their records
-            diverged = fault
+        except (DivergedError, LeftOutError) as fault:  # the others have their records
+            failed = fault
     results.mkdir(parents=True, exist_ok=True)
     for path in report.write(results, report.page_beside(results)):
         console.result(str(path))
-    if diverged is not None:
-        raise diverged
+    if failed is not None:
+        raise failed

@@ -10,7 +10,7 @@ import typer
 from mulstm import console
 from mulstm.cli._options import AsJson, Device, Length, Model, Precision, Prompt, Seed
 
-MOST = 100_000  # texts at once; more is a slip of the hand
+WIDEST = 100_000  # texts that a search follows; more is a slip of the hand
 
 
 def command(
@@ -29,13 +29,13 @@ def command(
         typer.Option("--top-p", min=0, max=1, help="Only the likeliest that reach this share (above 0)."),
     ] = 1.0,
     seed: Seed = 1,
-    streams: Annotated[int, typer.Option("--streams", min=1, max=MOST, help="Texts to draw at once.")] = 1,
+    streams: Annotated[int, typer.Option("--streams", min=1, max=1 << 62, help="Texts to draw at once.")] = 1,
     width: Annotated[
         int,
         typer.Option(
             "--beam",
             min=0,
-            max=MOST,
+            max=WIDEST,
             help="Do not draw, but search for the likeliest: texts followed at once; 0: draw.",
         ),
     ] = 0,

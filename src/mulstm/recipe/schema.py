@@ -123,7 +123,7 @@ class EvaluateRecipe:
 class DynamicRecipe:
     """How `mulstm reproduce` evaluates the trained model dynamically, after its run."""
 
-    rate: float = 0.0  # 0: not at all
+    rate: float = 0.0  # 0: not at all (and elsewhere, as suits the size of the model)
     segment: int = 20  # symbols scored, then learnt from
     pull: float = 1e-3  # towards the trained weights, after each segment
     epsilon: float = 1e-5

@@ -27,9 +27,12 @@ __all__ = [
 RESULTS = Path("results")
 
 
+MADE_HERE = ": begin (made by mulstm report)"
+
+
 def _marks(name: str) -> tuple[str, str]:
     """The lines before and behind a table in a page that people write."""
-    return f"<!-- {name}: begin (made by mulstm report) -->", f"<!-- {name}: end -->"
+    return f"<!-- {name}{MADE_HERE} -->", f"<!-- {name}: end -->"
 
 
 BEGIN, END = _marks("results")
@@ -88,7 +91,7 @@ def _stale(results: Path, readme: Path | None) -> tuple[dict[Path, str], list[Fi
     if readme is not None:
         texts[readme] = _filled(readme, {"results": tables.readme(found)})
         prose = readme.parent / "docs" / "results.md"
-        if prose.is_file():
+        if prose.is_file() and MADE_HERE.encode() in prose.read_bytes():
             texts[prose] = _filled(prose, {t.name: tables.of_paper(t, found) for t in paper.TABLES})
     stale = {p: text for p, text in texts.items() if not p.is_file() or p.read_bytes() != text.encode()}
     return stale, [figure for figure in drawn if figure.is_stale(results)]
@@ -100,15 +103,13 @@ def _filled(page: Path, parts: Mapping[str, str]) -> str:
         text = page.read_text(encoding="utf-8")
     except UnicodeDecodeError as fault:
         raise RunError(f"{page} is not written in UTF-8 ({fault.reason}). Save it so.") from fault
+    missing = [mark for name in parts for mark in _marks(name) if mark not in text]
+    if missing:
+        raise RunError(f"{page} has no place for the results. Put these lines into it: {', '.join(missing)}.")
     for name, table in parts.items():
         begin, end = _marks(name)
-        head, found, rest = text.partition(begin)
-        _, closed, tail = rest.partition(end)
-        if not found or not closed:
-            raise RunError(
-                f"{page} has no place for the {name}. Put these two lines into it: {begin} and {end}."
-            )
-        text = f"{head}{begin}\n{table}\n{end}{tail}"
+        head, _, rest = text.partition(begin)
+        text = f"{head}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
     return text
 
 
