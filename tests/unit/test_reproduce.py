@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from made_runs import Tiny
+from mulstm import adapt, reproduce, runs
 from mulstm import recipe as recipes
-from mulstm import reproduce, runs
-from mulstm.errors import RecipeError, RunError
+from mulstm.errors import DataError, RecipeError, RunError
 from mulstm.recipe import Recipe
 from mulstm.report.records import CUT, CUT_SHORT
 from mulstm.train import DivergedError, RunInterruptedError
@@ -217,3 +217,43 @@ def test_a_recipe_that_asks_for_dynamic_evaluation_has_it_in_its_record(
     path.write_text(json.dumps({k: v for k, v in first.items() if not k.startswith("dynamic_")}))
     reproduce.reproduce([recipe], **where)
     assert told[-1].endswith(f"left out, because the record's run is not in {tmp_path / 'runs'}.")
+
+
+def test_a_dynamic_evaluation_that_fails_keeps_nothing_else_from_being_made(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise DataError("The part is too short. Give a shorter segment.")
+
+    monkeypatch.setattr(adapt, "prepare", fail)
+    recipes_ = [replace(tiny(*more), name=name) for name, more in (("a", ("dynamic.rate=1e-4",)), ("b", ()))]
+    told: list[str] = []
+    where = {"results": tmp_path / "results", "runs_dir": tmp_path / "runs", "note": told.append}
+    why = "a, seed 1: without its dynamic evaluation. The part is too short. Give a shorter segment."
+    with pytest.raises(reproduce.LeftOutError) as caught:
+        reproduce.reproduce(recipes_, **where)
+    assert str(caught.value) == why
+    assert told == ["a, seed 1", "a, seed 1, dynamic evaluation", why, "b, seed 1"]
+    assert all((tmp_path / "results" / name / "seed1.json").is_file() for name in "ab")
+
+
+def test_dynamic_evaluation_wants_one_process(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, told = replace(tiny("dynamic.rate=1e-4"), name="mine"), list[str]()
+    where = {"results": tmp_path / "results", "runs_dir": tmp_path / "runs", "note": told.append}
+    run = reproduce.train
+
+    def train(*given: Any, **more: Any) -> tuple[dict[str, Any], Path]:
+        found = run(*given, **more)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        return found
+
+    monkeypatch.setattr(reproduce, "train", train)
+    (path,) = reproduce.reproduce([recipe], **where)
+    assert "dynamic_rate" not in json.loads(path.read_text())
+    assert "The same command without torchrun adds it" in told[-1]
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    reproduce.reproduce([recipe], **where)
+    assert json.loads(path.read_text())["dynamic_rate"] == 1e-4
