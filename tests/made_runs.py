@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mulstm import train, update
+from mulstm import optim, train, update
 from mulstm.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
@@ -85,3 +85,9 @@ def tell_validations(monkeypatch: pytest.MonkeyPatch, *bits: float) -> None:
         return found
 
     monkeypatch.setattr(train, "evaluate", evaluate)
+
+
+def tell_norms(monkeypatch: pytest.MonkeyPatch, norm: float) -> None:
+    """Has every update find a gradient of this length."""
+    real = optim.clip_and_step
+    monkeypatch.setattr(optim, "clip_and_step", lambda *given: torch.full_like(real(*given), norm))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mulstm import adapt, checkpoint, console, parallel, record_corpus, runs
 from mulstm import recipe as recipes
+from mulstm.divergence import DivergedError
 from mulstm.dynamic import Settings, evaluate_dynamic
 from mulstm.earlier import finished
 from mulstm.errors import MulstmError, RecipeError, RunError
@@ -25,7 +26,7 @@ from mulstm.report.records import (
     publish,
     read_one,
 )
-from mulstm.train import DivergedError, RunInterruptedError, train
+from mulstm.train import RunInterruptedError, train
 
 
 class LeftOutError(RunError):

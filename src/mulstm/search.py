@@ -17,12 +17,13 @@ from mulstm import files, machine, parallel, runs
 from mulstm import job as jobs
 from mulstm import recipe as recipes
 from mulstm.data.corpus import Corpus
+from mulstm.divergence import DivergedError
 from mulstm.errors import RecipeError, RunError
 from mulstm.job import Job
 from mulstm.recipe import DataRecipe, Recipe
 from mulstm.report.trials import Result, read
 from mulstm.signals import listening
-from mulstm.train import DivergedError, RunInterruptedError, run_updates, screen
+from mulstm.train import RunInterruptedError, run_updates, screen
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,20 @@ from typing import Any
 
 import torch
 
-from mulstm import checkpoint, console, earlier, files, machine, optim, outcome, parallel, resume, runs, units
+from mulstm import (
+    checkpoint,
+    console,
+    divergence,
+    earlier,
+    files,
+    machine,
+    optim,
+    outcome,
+    parallel,
+    resume,
+    runs,
+    units,
+)
 from mulstm import job as jobs
 from mulstm import recipe as recipes
 from mulstm.data.lanes import Lanes
@@ -30,14 +43,6 @@ from mulstm.update import GraphedUpdate
 LOOK_EVERY = {"cpu": 1, "cuda": 20}
 # Updates in which kernels are compiled and a graph is captured: the speed on the screen leaves them out.
 WARM_UP = {"cpu": 1, "cuda": GraphedUpdate.EAGER + 1}
-
-
-class DivergedError(RunError):
-    """Something that is learnt or measured is no longer a number, or the loss is far above a guess's."""
-
-    def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what}{remedy}")
-        self.what = what
 
 
 class RunInterruptedError(RunError):
@@ -174,7 +179,7 @@ def look(job: Job) -> None:
         )
     if not math.isfinite(nats + norms):
         what = "gradient" if math.isfinite(nats) else "loss"
-        raise _diverged(job, f"The {what} is no longer a number")
+        raise divergence.diverged(job, f"The {what} is no longer a number")
     progress.nats += nats
     progress.symbols += symbols
     progress.norms += norms
@@ -189,7 +194,7 @@ def attend(job: Job) -> None:
         over = job.share.first and progress.seconds >= job.limit
         job.is_cut = bool(job.share.largest(float(over))[0])
     bits = validate(job) if job.is_validation_due else None
-    is_lost = _is_lost(job)
+    is_lost = divergence.is_lost(job)
     # A validation that a signal ended is made, and logged, when the run goes on.
     if job.is_log_due and not job.is_validation_due:
         log(job, bits)
@@ -227,7 +232,7 @@ def validate(job: Job) -> float | None:
     if bits is None:
         return None
     if not math.isfinite(bits):
-        raise _diverged(job, "The validation loss is no longer a number")
+        raise divergence.diverged(job, "The validation loss is no longer a number")
     progress.validated, progress.valid_bits = progress.update, bits
     if progress.best_bits is None or bits < progress.best_bits:
         progress.best_bits, progress.best_update, progress.stale = bits, progress.update, 0
@@ -259,31 +264,10 @@ def log(job: Job, valid_bits: float | None) -> None:
     }
     job.share.by_first(lambda: _write_line(job, line))
     _show(job, nats, valid_bits)
-    if _is_ruined(job, valid_bits):
-        raise _diverged(job, _told_of(job, units.bits(nats)))
+    if divergence.is_ruined(job, valid_bits):
+        raise divergence.ruined(job, units.bits(nats))
     progress.logged, progress.since = progress.update, progress.seconds
     progress.nats = progress.symbols = progress.norms = 0.0
-
-
-def _guess(job: Job) -> float:
-    """The nats of a symbol to one who knows the alphabet alone."""
-    return math.log(job.corpus.alphabet.size)
-
-
-def _is_lost(job: Job) -> bool:
-    """Whether a model that had learnt something costs twice a guess since the last line."""
-    progress, guess = job.progress, _guess(job)
-    has_learnt = progress.best_bits is not None and progress.best_bits < units.bits(guess)
-    return has_learnt and progress.nats > 2 * guess * progress.symbols
-
-
-def _is_ruined(job: Job, valid_bits: float | None) -> bool:
-    """Whether it does so on other text, too: where a text changes its character, it may for a while.
-
-    With patience the run ends by itself, and the best model counts.
-    """
-    is_bad = valid_bits is not None and valid_bits > 2 * units.bits(_guess(job))
-    return is_bad and _is_lost(job) and not job.recipe.evaluate.patience
 
 
 def _write_line(job: Job, line: dict[str, Any]) -> None:
@@ -300,7 +284,7 @@ def save(job: Job) -> None:
     """The model for its users, then all of the run's state: each file is whole, whenever the run dies."""
     # A last step too large leaves finite losses behind and weights that are not.
     if not all(bool(torch.isfinite(parameter).all()) for parameter in job.update.parameters):
-        raise _diverged(job, "Some weight is no longer a number")
+        raise divergence.diverged(job, "Some weight is no longer a number")
     bits = job.progress.valid_bits if job.progress.validated == job.progress.update else None
     state = job.folder / resume.NAME
     is_first = job.share.by_first(lambda: not state.exists())
@@ -316,7 +300,7 @@ def save(job: Job) -> None:
 def finish(job: Job) -> dict[str, Any]:
     """Measures the model on whole splits and writes the record; it comes last, so it marks a complete run."""
     recipe, progress = job.recipe, job.progress
-    _require_learnt(job)
+    divergence.require_learnt(job)
     model = job.model
     if recipe.evaluate.patience and progress.best_bits is not None:
         model = checkpoint.load(job.folder / "best.safetensors", job.share.device).model
@@ -341,32 +325,11 @@ def finish(job: Job) -> dict[str, Any]:
     for name, found in measured.items():
         if not math.isfinite(found.nats):  # and what was saved last is that model
             what = f"The loss on the {name} part is no longer a number at update {progress.update:,}"
-            raise DivergedError(what, _start_again(job))
+            raise divergence.DivergedError(what, divergence.start_again(job))
     record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
     if job.run is not None:
         job.run.write_json("metrics.json", record)
     return record
-
-
-def _require_learnt(job: Job) -> None:
-    """Raises DivergedError where a run has ended with a training text that costs twice a guess.
-
-    Not where validation says otherwise of the model that counts, nor where it began with one of another text.
-    """
-    progress, limit = job.progress, 2 * units.bits(_guess(job))
-    bits = progress.valid_bits if progress.validated == progress.update else None
-    if job.recipe.evaluate.patience:
-        bits = progress.best_bits
-    if "tuned_from" in job.source or (bits is not None and bits <= limit):
-        return
-    lines = job.share.by_first(lambda: runs.read_log(job.folder)[-1:])
-    if lines and lines[0]["train_bits_per_char"] > limit:
-        raise _diverged(job, _told_of(job, lines[0]["train_bits_per_char"]))
-
-
-def _told_of(job: Job, bits: float) -> str:
-    guess = console.decimal(units.bits(_guess(job)), 1)
-    return f"The loss is at {console.decimal(bits, 1)} bits/char, where a blind guess costs {guess},"
 
 
 def _write_model(job: Job, name: str, bits: float | None) -> None:
@@ -425,19 +388,3 @@ def _go_on(job: Job) -> str:
 
 def _interrupted(job: Job, what: str, signum: int) -> RunInterruptedError:
     return RunInterruptedError(f"{what}; everything is saved", _go_on(job), signum)
-
-
-def _diverged(job: Job, what: str) -> DivergedError:
-    kept = f"; the last checkpoint stays in {job.folder}" if (job.folder / resume.NAME).is_file() else ""
-    for best in (earlier.BETTER, "best.safetensors"):
-        if (job.folder / best).is_file():
-            kept += f"; the best model so far is {job.folder / best}"
-            break
-    return DivergedError(f"{what} at update {job.progress.update:,}", kept + _start_again(job))
-
-
-def _start_again(job: Job) -> str:
-    return (
-        f". Start again with an optimiser.rate below {job.recipe.optimiser.rate:g}, or with "
-        "optimiser.clip at a few times the grad_norm in log.jsonl."
-    )

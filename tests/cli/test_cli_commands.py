@@ -17,9 +17,9 @@ from made import settings
 from made_records import add
 from mulstm import checkpoint, recipe, report, reproduce
 from mulstm.data.alphabet import Alphabet
+from mulstm.divergence import DivergedError
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe
-from mulstm.train import DivergedError
 
 
 def test_options_of_reproduce(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from made_runs import at_update
 from mulstm import evaluate, parallel, report, search, train
+from mulstm.divergence import DivergedError
 from mulstm.errors import DataError, RecipeError, RunError
 from mulstm.recipe import Recipe
 from mulstm.report import trials
@@ -106,7 +107,7 @@ def test_one_that_diverges_comes_last(tiny: Tiny, tmp_path: Path, monkeypatch: p
 
     def broken(job: Any) -> None:
         if job.recipe.optimiser.rate == 1:
-            raise train.DivergedError(
+            raise DivergedError(
                 "The loss is no longer a number at update 3", "; it stays in a. b. Start again."
             )
         run(job)

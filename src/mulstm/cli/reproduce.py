@@ -46,9 +46,9 @@ def command(
     Interrupted, the same command goes on where it was.
     """
     from mulstm import report
+    from mulstm.divergence import DivergedError
     from mulstm.report.records import KINDS
     from mulstm.reproduce import LeftOutError, reproduce, rows
-    from mulstm.train import DivergedError
 
     if fast and faithful:
         raise typer.BadParameter(
