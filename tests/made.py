@@ -20,6 +20,7 @@ TINY = (
     "evaluate.symbols=300",
     "evaluate.lanes=5",
     "evaluate.patience=0",
+    "evaluate.calibrate=false",
     "evaluate.final_lanes=5",
 )
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mulstm import optim, train, update
+from mulstm import optim, outcome, train, update
 from mulstm.recipe import Recipe
 
 Tiny = Callable[..., Recipe]
@@ -51,14 +51,14 @@ def steady(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def interrupt_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal comes in the middle of the next validation."""
-    real = train.evaluate
+    real = outcome.evaluate
 
     def interrupted(*given: Any, progress: Any, **named: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         progress(1, 1.0)
         return real(*given, progress=progress, **named)
 
-    monkeypatch.setattr(train, "evaluate", interrupted)
+    monkeypatch.setattr(outcome, "evaluate", interrupted)
 
 
 def at_update(monkeypatch: pytest.MonkeyPatch, n: int, act: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ def at_update(monkeypatch: pytest.MonkeyPatch, n: int, act: Callable[[], None]) 
 
 def tell_validations(monkeypatch: pytest.MonkeyPatch, *bits: float) -> None:
     """Has the validations of a run find these bits/char, one after the other."""
-    real, told = train.evaluate, iter(bits)
+    real, told = outcome.evaluate, iter(bits)
 
     def evaluate(*given: Any, **named: Any) -> Any:
         found = real(*given, **named)
@@ -84,7 +84,7 @@ def tell_validations(monkeypatch: pytest.MonkeyPatch, *bits: float) -> None:
             return replace(found, nats=next(told) * math.log(2) * found.symbols)
         return found
 
-    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(outcome, "evaluate", evaluate)
 
 
 def tell_norms(monkeypatch: pytest.MonkeyPatch, norm: float) -> None:

@@ -39,8 +39,8 @@ class Moved(NamedTuple):
 
 def prepare(
     loaded: Checkpoint,
-    settings: Settings,  # the default ones: its own recipe's, where that has a rate
-    part: Split,  # of its own text that it was trained on
+    settings: Settings,  # for the defaults those of the model's recipe are taken, where it has a rate
+    part: Split,  # the training part of the model's own text
     *,
     folded: bool = True,
     quiet: bool = False,

@@ -262,5 +262,9 @@ def _escaped(text: str) -> str:
 
 
 def _is_number(text: str) -> bool:
-    stripped = text.strip().lstrip("+-").replace(",", "").removesuffix("%")
-    return stripped in ("", "-", "–") or stripped.replace(".", "", 1).isdigit()
+    stripped = text.strip().replace(",", "").removesuffix("%")
+    try:
+        float(stripped or 0)
+    except ValueError:
+        return stripped in ("-", "–")
+    return True

@@ -131,7 +131,7 @@ def replacing(path: Path, like: os.stat_result | None = None) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
-        _show(temporary, like)  # some writers put a file of their own in its place
+        _give_rights_of(temporary, like)  # some writers put a file of their own in its place
         _place(temporary, path, given)
         _sync_folder(path.parent)
     except OSError as error:
@@ -142,7 +142,7 @@ def replacing(path: Path, like: os.stat_result | None = None) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
-def _show(path: Path, like: os.stat_result) -> None:
+def _give_rights_of(path: Path, like: os.stat_result) -> None:
     """Lets those read and write it who may the other; no group where its own cannot be had.
 
     That a program runs with its owner's rights is left out: the owner may be another now.
@@ -186,7 +186,7 @@ def filling(folder: Path) -> Iterator[Path]:
             for file in list(temporary.iterdir()):
                 target = Path(os.path.realpath(folder / file.name))
                 if target.exists():
-                    _show(file, target.stat())
+                    _give_rights_of(file, target.stat())
                 _place(file, target, folder / file.name)
             _free.discard(os.path.abspath(folder))
             _sync_folder(folder)

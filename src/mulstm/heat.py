@@ -28,7 +28,7 @@ class Part:
     text: bytes
     values: Values  # (bytes,)
     end: str = ""  # what stands after the text without being a byte of it, and takes the last value
-    even: bool = False  # letters of one width
+    monospace: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def page(title: str, lead: str, parts: Iterable[Part], scale: Scale) -> Iterator
     yield f"<h1>{_safe(title)}</h1>\n<p>{_safe(lead)}</p>\n{_legend(scale)}\n"
     for part in parts:
         yield f"<section>\n<h2>{_safe(part.heading)}</h2>\n"
-        yield f'<p class="note">{_safe(part.note)}</p>\n<pre{_EVEN if part.even else ""}>'
+        yield f'<p class="note">{_safe(part.note)}</p>\n<pre{_MONOSPACE if part.monospace else ""}>'
         length = len(part.text)
         for shown, value in characters(part.text, part.values[:length], scale.adds):
             yield _span(shown, value, scale)
@@ -148,7 +148,7 @@ def _ramp(scale: Scale, dark: bool) -> Sequence[str]:
     return ramp
 
 
-_EVEN = ' class="even"'
+_MONOSPACE = ' class="monospace"'
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -173,7 +173,7 @@ h2 { font-size: 1.05rem; margin: 2rem 0 0; overflow-wrap: anywhere }
 .note, .legend { font: 13px/1.5 system-ui, sans-serif; opacity: .75; margin: .2rem 0 .6rem }
 .legend { opacity: 1 }
 pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }
-pre.even { font: 14px/1.7 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere }
+pre.monospace { font: 14px/1.7 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere }
 section { overflow: hidden }
 i { font-style: normal }
 """

@@ -55,7 +55,7 @@ class Job:
     folder: Path
     run: runs.Run | None  # None in all processes but the first, which alone writes
     progress: Progress
-    epoch: int  # updates in one pass over the text
+    per_epoch: int  # updates in one pass over the text
     total: int  # updates in the whole run
     facts: dict[str, Any]  # of the text
     source: dict[str, Any]  # where the model came from and how it writes a record, for its checkpoints
@@ -154,7 +154,7 @@ def build(
         folder,
         run,
         Progress(),
-        epoch=len(chunks),
+        per_epoch=len(chunks),
         total=recipe.train.updates or max(1, round(recipe.train.epochs * len(chunks))),
         facts=corpus_facts(corpus),
         source=_source(recipe, start, folder),

@@ -74,12 +74,6 @@ class NormalisedRMSprop(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[Tensor], rate: Tensor, decay: float, epsilon: float) -> None:
         super().__init__(parameters, {"lr": rate, "decay": decay, "epsilon": epsilon})
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:  # of an older version
-            group.setdefault("decay", self.defaults["decay"])
-            group.setdefault("epsilon", self.defaults["epsilon"])
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """One group only: an update has one length."""
         if self.param_groups:

@@ -2,28 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from mulstm import console, machine
+from mulstm import job as jobs
 from mulstm import recipe as recipes
+from mulstm.calibrate import Calibration, calibrate
 from mulstm.data.corpus import Split
-from mulstm.evaluate import Evaluation
+from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.job import Job
+from mulstm.nn.model import LanguageModel
 from mulstm.recipe import Recipe
 from mulstm.report.records import CUT, CUT_SHORT
+from mulstm.resume import TextChangedError
+from mulstm.signals import heeding
 from mulstm.words import word_costs
 
 
-def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict[str, Any]:
-    """What a run was and what it measured, by the part's name; `seconds` is how long that took."""
+class Outcome(NamedTuple):
+    """What the trained model costs, by the part's name, and how it was calibrated where it was."""
+
+    measured: dict[str, Evaluation]
+    calibration: Calibration | None
+
+
+def valid_bits(job: Job, model: LanguageModel) -> float:
+    """What the validation part costs, as far as the recipe has it read on the way."""
+    asked, split = job.recipe.evaluate, job.corpus.split("valid")
+    found = evaluate(model, split, asked.lanes, symbols=asked.symbols, progress=heeding(job.signals))
+    job.valid_symbols = found.symbols
+    return found.bits_per_char
+
+
+def _heeded_bits(job: Job, model: LanguageModel) -> float:
+    """The same, or SignalError: a signal may come between two looks at a short part."""
+    heeding(job.signals)(0, 0.0)
+    return valid_bits(job, model)
+
+
+def measure(job: Job, model: LanguageModel, calibration: Calibration | None) -> Outcome:
+    """Measures a trained model on whole parts; calibrates it first, if it is to be and has not been."""
+    splits = [part for name in ("valid", "test") if (part := job.corpus.split(name)).symbols_count]
+    is_due = job.recipe.evaluate.calibrate and calibration is None
+    if is_due and any(part.name == "valid" for part in splits):
+        if job.screen is not None:
+            job.screen.note("calibrating on the valid part")
+        calibration = calibrate(model, partial(_heeded_bits, job, model))
+    if job.screen is not None:
+        for part in splits:
+            job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
+    lanes = job.recipe.evaluate.final_lanes
+    found = evaluate_together(model, splits, lanes, progress=heeding(job.signals))
+    if jobs.is_another(job.corpus, job.facts):
+        raise TextChangedError(job.folder)
+    return Outcome(dict(zip((part.name for part in splits), found, strict=True)), calibration)
+
+
+def record(job: Job, outcome: Outcome, seconds: float) -> dict[str, Any]:
+    """What a run was and what it came to; `seconds` is how long measuring took."""
+    measured = outcome.measured
     recipe, progress = job.recipe, job.progress
     valid, test = measured.get("valid"), measured.get("test")
     is_cut = job.is_cut and progress.update < job.total and not progress.stopped
-    epochs = progress.update / job.epoch
+    epochs = progress.update / job.per_epoch
     reasons = [departures(recipe, job.source)]
     if is_cut:
-        done = f"{epochs:.2f} of {job.total / job.epoch:.4g} epochs"
+        done = f"{epochs:.2f} of {job.total / job.per_epoch:.4g} epochs"
         reasons.append(f"{CUT_SHORT} {console.duration(progress.seconds)} of updates, {done}")
     reason = "; ".join(filter(None, reasons))
     found: dict[str, Any] = {
@@ -55,6 +100,8 @@ def record(job: Job, measured: Mapping[str, Evaluation], seconds: float) -> dict
         "commit": machine.commit(),
         "settings": recipes.settings(recipe),
     }
+    if outcome.calibration is not None:
+        found["calibration"] = outcome.calibration._asdict()
     for name, evaluation in measured.items():
         if evaluation.word_perplexity is not None:
             found[f"{name}_word_perplexity"] = evaluation.word_perplexity

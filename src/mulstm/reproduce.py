@@ -91,17 +91,7 @@ def reproduce(
         else:
             note(what)
             try:
-                _, folder = train(
-                    recipe,
-                    runs_dir=runs_dir,
-                    data_dir=data_dir,
-                    device=device,
-                    resume_from="auto",
-                    minutes=minutes,
-                )
-            except RunInterruptedError as stop:
-                remedy = "Give the same command again: it goes on there."
-                raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
+                folder = _trained(recipe, runs_dir, data_dir, device, minutes)
             except DivergedError as fault:
                 note(str(fault))
                 failed = failed or fault
@@ -120,6 +110,23 @@ def reproduce(
     if failed is not None:
         raise failed
     return made
+
+
+def _trained(recipe: Recipe, runs_dir: Path, data_dir: Path | None, device: str, minutes: float) -> Path:
+    """The folder of the recipe's run, which goes on where there is one."""
+    try:
+        _, folder = train(
+            recipe,
+            runs_dir=runs_dir,
+            data_dir=data_dir,
+            device=device,
+            resume_from="auto",
+            minutes=minutes,
+        )
+        return folder
+    except RunInterruptedError as stop:
+        remedy = "Give the same command again: it goes on there."
+        raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
 
 
 def _lacks_dynamic(recipe: Recipe, path: Path) -> bool:

@@ -178,7 +178,7 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
         "train_bits_per_char": None if diverged else last.get("train_bits_per_char"),
         "valid_symbols": job.valid_symbols,
         "evaluate_lanes": recipe.evaluate.lanes,
-        "epochs": progress.update / job.epoch,
+        "epochs": progress.update / job.per_epoch,
         "updates": progress.update,
         "train_seconds": progress.seconds,
         "symbols_per_second": last.get("symbols_per_second"),

@@ -24,19 +24,21 @@ from mulstm import (
     parallel,
     resume,
     runs,
+    tensorfile,
     units,
 )
 from mulstm import job as jobs
 from mulstm import recipe as recipes
+from mulstm.calibrate import Calibration
 from mulstm.data.lanes import Lanes
 from mulstm.errors import RecipeError, RunError
-from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.job import Job
 from mulstm.nn import packed
+from mulstm.nn.model import LanguageModel
 from mulstm.ops import modes
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordChunk, RecordLanes
-from mulstm.signals import SignalError, heeding, listening
+from mulstm.signals import SignalError, listening
 from mulstm.update import GraphedUpdate
 
 # Updates between two looks at the device: a look makes the host wait, which costs a GPU more.
@@ -141,9 +143,9 @@ def run_updates(job: Job) -> None:
     mark = time.perf_counter()
     while progress.update < job.total and not progress.stopped and not job.is_cut:
         n = progress.update
-        k = n % job.epoch
-        if n // job.epoch != epoch:
-            epoch = n // job.epoch
+        k = n % job.per_epoch
+        if n // job.per_epoch != epoch:
+            epoch = n // job.per_epoch
             lanes = jobs.lanes(recipe, job.corpus, epoch)
         if lanes.fresh(k) or (recipe.train.clear_every and n % recipe.train.clear_every == 0):
             job.update.clear()
@@ -218,12 +220,7 @@ def validate(job: Job) -> float | None:
 
     def measure() -> float | None:
         try:
-            split = job.corpus.split("valid")
-            found = evaluate(
-                job.model, split, recipe.lanes, symbols=recipe.symbols, progress=heeding(job.signals)
-            )
-            job.valid_symbols = found.symbols
-            return found.bits_per_char
+            return outcome.valid_bits(job, job.model)
         except SignalError:
             return None
 
@@ -238,7 +235,7 @@ def validate(job: Job) -> float | None:
         progress.best_bits, progress.best_update, progress.stale = bits, progress.update, 0
         # Without patience the last model counts: a folder must not stand for another than its record.
         if recipe.patience:
-            job.share.by_first(lambda: _write_model(job, earlier.BETTER, bits))
+            job.share.by_first(lambda: _write_model(job, earlier.BETTER, job.model, _metrics(job, bits)))
     elif job.is_milestone:  # where a run was cut, no gain says nothing
         progress.stale += 1
         if recipe.patience and progress.stale >= recipe.patience and progress.update < job.total:
@@ -254,7 +251,7 @@ def log(job: Job, valid_bits: float | None) -> None:
     speed = progress.symbols / max(progress.seconds - progress.since, 1e-9)
     line = {
         "update": progress.update,
-        "epoch": progress.update / job.epoch,
+        "epoch": progress.update / job.per_epoch,
         "seconds": progress.seconds,
         "train_bits_per_char": units.bits(nats),
         "valid_bits_per_char": valid_bits,
@@ -290,7 +287,7 @@ def save(job: Job) -> None:
     is_first = job.share.by_first(lambda: not state.exists())
     if is_first:  # before any model: a run that has one and no state cannot go on
         resume.save(state, job.update, job.progress, job.facts, job.source)
-    job.share.by_first(lambda: _write_model(job, "last.safetensors", bits))
+    job.share.by_first(lambda: _write_model(job, "last.safetensors", job.model, _metrics(job, bits)))
     if not is_first:
         resume.save(state, job.update, job.progress, job.facts, job.source)
     job.share.by_first(lambda: earlier.settle_best(job.folder, job.progress))
@@ -301,46 +298,47 @@ def finish(job: Job) -> dict[str, Any]:
     """Measures the model on whole splits and writes the record; it comes last, so it marks a complete run."""
     recipe, progress = job.recipe, job.progress
     divergence.require_learnt(job)
-    model = job.model
+    model, file, calibration = job.model, job.folder / "last.safetensors", None
     if recipe.evaluate.patience and progress.best_bits is not None:
-        model = checkpoint.load(job.folder / "best.safetensors", job.share.device).model
+        file = job.folder / "best.safetensors"
+        best = checkpoint.load(file, job.share.device)
+        model = best.model
         model.precision, model.backend = recipe.train.precision, recipe.train.backend
-
-    def measure() -> dict[str, Evaluation]:
-        splits = [part for name in ("valid", "test") if (part := job.corpus.split(name)).symbols_count]
-        if job.screen is not None:
-            for part in splits:
-                job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
-        found = evaluate_together(model, splits, recipe.evaluate.final_lanes, progress=heeding(job.signals))
-        if jobs.is_another(job.corpus, job.facts):
-            raise resume.TextChangedError(job.folder)
-        return dict(zip((part.name for part in splits), found, strict=True))
-
+        if known := best.meta["metrics"].get("calibration"):  # by a run that was ended or cut after it
+            calibration = Calibration(**known)
     started = time.perf_counter()
     try:
-        measured = job.share.by_first(measure)
+        found = job.share.by_first(partial(outcome.measure, job, model, calibration))
     except SignalError:
         raise _interrupted(job, "Interrupted while measuring the trained model", job.signals[0]) from None
-    record = outcome.record(job, measured, time.perf_counter() - started)
-    for name, found in measured.items():
-        if not math.isfinite(found.nats):  # and what was saved last is that model
+    record = outcome.record(job, found, time.perf_counter() - started)
+    for name, costs in found.measured.items():
+        if not math.isfinite(costs.nats):  # and what was saved last is that model
             what = f"The loss on the {name} part is no longer a number at update {progress.update:,}"
             raise divergence.DivergedError(what, divergence.start_again(job))
-    record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
+    if found.calibration is not None:  # the run's state stays as it is: training would go on from there
+        after = {"valid_bits_per_char": found.calibration.after, "calibration": found.calibration._asdict()}
+        metrics = tensorfile.read_meta(file)["metrics"] | after
+        job.share.by_first(lambda: _write_model(job, file.name, model, metrics))
+    record["fingerprint"] = job.share.by_first(lambda: checkpoint.fingerprint(model, job.corpus.alphabet))
     if job.run is not None:
         job.run.write_json("metrics.json", record)
     return record
 
 
-def _write_model(job: Job, name: str, bits: float | None) -> None:
-    metrics = {
+def _metrics(job: Job, bits: float | None) -> dict[str, Any]:
+    """What a model's file says of it."""
+    return {
         "update": job.progress.update,
         "valid_bits_per_char": bits,
         "train_seconds": job.progress.seconds,
     }
+
+
+def _write_model(job: Job, name: str, model: LanguageModel, metrics: dict[str, Any]) -> None:
     checkpoint.save(
         job.folder / name,
-        job.model,
+        model,
         job.corpus.alphabet,
         recipe=job.recipe,
         metrics=metrics,

@@ -16,6 +16,7 @@ from mulstm.nn import packed
 from mulstm.ops import cuda_driver, eight, faults
 from mulstm.ops import triton_choice as choice
 from mulstm.ops import triton_steps as steps
+from mulstm.ops.cuda_source import CompileError
 from mulstm.ops.triton_chunk import Chunk
 from mulstm.ops.triton_plan import PLAIN, Form, Plan, plan_in_eight, plan_of
 from mulstm.recipe import ModelRecipe
@@ -138,7 +139,7 @@ def test_an_unknown_shape_inside_a_capture_takes_the_other_kernels() -> None:
 
 def test_a_kernel_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
-        raise cuda_driver.CompileError("no compiler")
+        raise CompileError("no compiler")
 
     chunk = chunk_of(33, 1536)
     monkeypatch.setattr(cuda_driver, "_KERNELS", {})
@@ -194,7 +195,7 @@ def test_products_of_8_bit_numbers_find_rows_and_hold_in_a_graph() -> None:
 @on_hopper
 def test_8_bit_products_that_cannot_be_made_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
-        raise cuda_driver.CompileError("no compiler")
+        raise CompileError("no compiler")
 
     wide, there = ModelRecipe(hidden=1536), torch.device("cuda", 0)
     monkeypatch.setattr(cuda_driver, "_KERNELS", {})

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from made_runs import RICH, Tiny, same, weights
-from mulstm import checkpoint, job, parallel, search, train, update
+from mulstm import checkpoint, job, parallel, record_corpus, search, train, update
 from mulstm.evaluate import evaluate
 
 pytestmark = [
@@ -112,3 +112,15 @@ def test_trials_one_after_the_other(tiny: Tiny, tmp_path: Path) -> None:
     record, _ = train.train(asked[1].recipe, runs_dir=tmp_path, device="cuda", quiet=True)
     assert found[1]["valid_bits_per_char"] == pytest.approx(record["valid_bits_per_char"], rel=1e-4)
     assert found[1]["valid_bits_per_char"] < found[0]["valid_bits_per_char"]
+
+
+def test_the_calibrated_model_is_the_one_that_is_measured(tiny: Tiny, tmp_path: Path) -> None:
+    """Weights change between evaluations that pack them and capture graphs."""
+    recipe = tiny("train.updates=60", "optimiser.rate=3e-2", "evaluate.calibrate=true")
+    record, folder = train.train(recipe, runs_dir=tmp_path, device="cuda", quiet=True)
+    assert record["calibration"]["after"] < record["calibration"]["before"] - 1e-3
+    loaded = checkpoint.load(folder / "last.safetensors", "cuda")
+    assert loaded.meta["fingerprint"] == record["fingerprint"]
+    part = record_corpus.load(recipe.data).split("valid")
+    again = evaluate(loaded.model, part, recipe.evaluate.final_lanes)
+    assert again.bits_per_char == pytest.approx(record["valid_bits_per_char"], rel=1e-5)

@@ -148,6 +148,8 @@ def test_tables_align_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
         "long    10.25",
         "none        -",
     ]
+    console.table(["error"], [["1.5e-05"], ["1,000"], ["7%"]])
+    assert capsys.readouterr().out.splitlines()[2:] == ["1.5e-05", "  1,000", "     7%"]
 
 
 @pytest.mark.parametrize(

@@ -105,11 +105,18 @@ def test_facts_that_json_has_no_word_for(loaded: Checkpoint) -> None:
     name = Path(os.fsdecode(b"runs/caf\xe9"))
     for found in (float("nan"), float("inf"), 10**400, "1.2", None):
         told = app.facts(replace(loaded, meta={"metrics": {"test_bits_per_char": found}}), name)
-        assert (told["name"], told["test_bits_per_char"]) == ("runs/caf\ufffd", None)
+        assert (told["name"], told["bits_per_char"], told["measured_on"]) == ("runs/caf\ufffd", None, None)
         json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
-    assert app.facts(replace(loaded, meta={"metrics": [1]}), name)["test_bits_per_char"] is None
-    measured = {"metrics": {"test_bits_per_char": 1.25}}
-    assert app.facts(replace(loaded, meta=measured), name)["test_bits_per_char"] == 1.25
+    assert app.facts(replace(loaded, meta={"metrics": [1]}), name)["bits_per_char"] is None
+
+
+def test_facts_of_a_released_model_and_of_a_run(loaded: Checkpoint) -> None:
+    for metrics, told in (
+        ({"test_bits_per_char": 1.25, "valid_bits_per_char": 1.5}, ("test", 1.25)),
+        ({"valid_bits_per_char": 1.5}, ("validation", 1.5)),
+    ):
+        about = app.facts(replace(loaded, meta={"metrics": metrics}), Path("m"))
+        assert (about["measured_on"], about["bits_per_char"]) == told
 
 
 @pytest.mark.parametrize(

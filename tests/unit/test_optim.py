@@ -237,7 +237,7 @@ def test_state_is_put_back_for_names_that_can_be_read_once_only() -> None:
     assert len(second.state) == len(first.state) > 0
 
 
-def test_rmsprop_can_be_copied_and_takes_older_states() -> None:
+def test_rmsprop_can_be_copied() -> None:
     W = torch.nn.Parameter(torch.ones(3))
     optimiser = optim.NormalisedRMSprop([W], torch.tensor(0.5), 0.95, 1e-8)
     twin = pickle.loads(pickle.dumps(copy.deepcopy(optimiser)))
@@ -247,11 +247,6 @@ def test_rmsprop_can_be_copied_and_takes_older_states() -> None:
             p.grad = torch.tensor([1.0, 2.0, k])
             o.step()
     assert W.equal(V)
-    older = optimiser.state_dict()
-    for key in ("decay", "epsilon"):
-        del older["param_groups"][0][key]
-    optimiser.load_state_dict(older)
-    optimiser.step()
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])

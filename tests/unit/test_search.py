@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from made_runs import at_update
-from mulstm import evaluate, parallel, report, search, train
+from mulstm import evaluate, outcome, parallel, report, search, train
 from mulstm.divergence import DivergedError
 from mulstm.errors import DataError, RecipeError, RunError
 from mulstm.recipe import Recipe
@@ -97,7 +97,7 @@ def test_the_test_part_is_not_read(tiny: Tiny, tmp_path: Path, monkeypatch: pyte
         read.append(split.name)
         return measure(model, split, *more, **named)
 
-    monkeypatch.setattr(train, "evaluate", watched)
+    monkeypatch.setattr(outcome, "evaluate", watched)
     search.search([trial(tiny)], out=tmp_path / "search.jsonl")
     assert set(read) == {"valid"}
 
@@ -296,13 +296,13 @@ def test_settings_that_are_those_of_another_trial_are_told(tiny: Tiny, tmp_path:
 def test_with_patience_a_trial_is_worth_its_best(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, told = train.evaluate, iter([2.0, 3.0, 4.0])
+    real, told = outcome.evaluate, iter([2.0, 3.0, 4.0])
 
     def validation(*given: Any, **named: Any) -> Any:
         found = real(*given, **named)
         return replace(found, nats=next(told) * found.symbols * math.log(2))
 
-    monkeypatch.setattr(train, "evaluate", validation)
+    monkeypatch.setattr(outcome, "evaluate", validation)
     asked = trial(tiny, "evaluate.every=2", "evaluate.patience=9")
     (found,) = search.search([asked], out=tmp_path / "search.jsonl", device="cpu")
     assert found["valid_bits_per_char"] == pytest.approx(2.0)

@@ -102,7 +102,7 @@ def test_averaging_begins_after_its_share_of_the_run(
 def test_words_are_recorded_of_both_parts_where_they_are_counted(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = train.evaluate_together
+    real = outcome.evaluate_together
 
     def worded(*given: Any, **named: Any) -> Any:
         return [
@@ -113,7 +113,7 @@ def test_words_are_recorded_of_both_parts_where_they_are_counted(
         ]
 
     assert not any("perplexity" in key for key in run(tiny(), tmp_path / "plain")[0])
-    monkeypatch.setattr(train, "evaluate_together", worded)
+    monkeypatch.setattr(outcome, "evaluate_together", worded)
     record, _ = run(tiny(), tmp_path / "worded")
     for name in ("valid", "test"):
         symbols = record[f"{name}_symbols"]
@@ -295,7 +295,7 @@ def test_the_speed_of_a_line_is_that_of_its_own_updates(tiny: Tiny, tmp_path: Pa
 def test_a_text_that_changed_meanwhile_has_no_record(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, real = tiny(), train.evaluate_together
+    recipe, real = tiny(), outcome.evaluate_together
     text = Path(recipe.data.corpus)
 
     def rewritten(*given: Any, **named: Any) -> Any:
@@ -303,7 +303,7 @@ def test_a_text_that_changed_meanwhile_has_no_record(
             file.write(b"Q" * 60)
         return real(*given, **named)
 
-    monkeypatch.setattr(train, "evaluate_together", rewritten)
+    monkeypatch.setattr(outcome, "evaluate_together", rewritten)
     monkeypatch.setattr("mulstm.data.corpus.IN_MEMORY", 9)
     with pytest.raises(RunError, match="The text has changed since"):
         run(recipe, tmp_path)

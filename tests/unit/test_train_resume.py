@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from made_runs import RICH, Tiny, at_update, interrupt_validation, run, same, steady, weights
-from mulstm import checkpoint, data, earlier, job, runs, tensorfile, train
+from mulstm import checkpoint, data, earlier, job, outcome, runs, tensorfile, train
 from mulstm.errors import DataError, RunError
 from mulstm.recipe import Recipe
 from mulstm.resume import Progress
@@ -72,7 +72,7 @@ def test_interrupted_while_measuring_at_the_end(
 
     def finish(work: job.Job) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGTERM)
-        monkeypatch.setattr(train, "evaluate_together", lambda *g, progress, **n: progress(1, 1.0))
+        monkeypatch.setattr(outcome, "evaluate_together", lambda *g, progress, **n: progress(1, 1.0))
         return real(work)
 
     monkeypatch.setattr(train, "finish", finish)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from made_runs import RICH, Tiny, at_update, run, same, weights
-from mulstm import checkpoint, job, parallel, runs, train
+from mulstm import checkpoint, job, outcome, parallel, runs, train
 from mulstm.resume import Progress
 
 
@@ -77,7 +77,7 @@ def test_the_last_model_of_a_run_whose_time_is_over_may_be_its_best(
         updates(work)
 
     updates = train.run_updates
-    monkeypatch.setattr(train, "evaluate", valid)
+    monkeypatch.setattr(outcome, "evaluate", valid)
     monkeypatch.setattr(train, "run_updates", watch)
     record, folder = run(recipe, tmp_path, minutes=60)
     assert (record["updates"], record["best_valid_update"], record["complete"]) == (6, best, False)
@@ -106,7 +106,7 @@ def test_time_that_ends_with_the_run_cuts_nothing(
 ) -> None:
     costs = iter([5.0, 6.0])
     monkeypatch.setattr(
-        train, "evaluate", lambda *g, **n: SimpleNamespace(bits_per_char=next(costs), symbols=9)
+        outcome, "evaluate", lambda *g, **n: SimpleNamespace(bits_per_char=next(costs), symbols=9)
     )
     seconds = 0.0
     for _ in range(updates):  # each time long enough for one update

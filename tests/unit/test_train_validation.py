@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from made_runs import RICH, Tiny, run, same, tell_validations, weights
-from mulstm import checkpoint, job, parallel, runs, train
+from mulstm import checkpoint, job, outcome, parallel, runs, train
 
 
 def test_validation_does_not_touch_training(tiny: Tiny, tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_validation_does_not_touch_training(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_early_stopping_keeps_the_best(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = train.evaluate
+    real = outcome.evaluate
     tell_validations(monkeypatch, 5.0, 4.0, 4.5, 4.2, 3.0)
     record, folder = run(tiny("evaluate.every=2", "evaluate.patience=2"), tmp_path)
     assert record["updates"] == 8
@@ -44,13 +44,13 @@ def test_the_best_model_is_measured_as_it_was_trained(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, str]] = []
-    real = train.evaluate_together
+    real = outcome.evaluate_together
 
     def measure(model: Any, *given: Any, **named: Any) -> Any:
         seen.append((model.precision, model.backend))
         return real(model, *given, **named)
 
-    monkeypatch.setattr(train, "evaluate_together", measure)
+    monkeypatch.setattr(outcome, "evaluate_together", measure)
     run(tiny("evaluate.patience=9", "train.precision=bf16", "train.backend=reference"), tmp_path)
     assert seen == [("bf16", "reference")]
 
@@ -58,14 +58,14 @@ def test_the_best_model_is_measured_as_it_was_trained(
 def test_validation_takes_no_time_of_training(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late, clock, real = [0.0], time.perf_counter, train.evaluate
+    late, clock, real = [0.0], time.perf_counter, outcome.evaluate
 
     def slow(*given: Any, **named: Any) -> Any:
         late[0] += 1e6
         return real(*given, **named)
 
     monkeypatch.setattr(train.time, "perf_counter", lambda: clock() + late[0])
-    monkeypatch.setattr(train, "evaluate", slow)
+    monkeypatch.setattr(outcome, "evaluate", slow)
     record, _ = run(tiny(), tmp_path)
     assert 0 < record["train_seconds"] < 60
     assert record["valid_seconds"] > 3e6 - 1
@@ -75,7 +75,7 @@ def test_validation_takes_no_time_of_training(
 def test_a_folder_stands_for_the_model_of_its_record(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
-    real = train.evaluate
+    real = outcome.evaluate
     tell_validations(monkeypatch, 4.0, 5.0)
     recipe = tiny("evaluate.every=6", f"evaluate.patience={patience}")
     record, folder = run(recipe, tmp_path)

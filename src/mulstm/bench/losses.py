@@ -89,7 +89,7 @@ def _train(
     model.precision, model.backend = how.train.precision, how.train.backend
     work = update.make(model, how, torch.Generator(session.device).manual_seed(seed))
     split = data.split("train")
-    offset = (seed - 1) * (split.symbols_count // 3)
+    offset = (seed - 1) * (split.symbols_count // SEEDS)
     lanes = Lanes(split, size.lanes, size.chunk, trim=True, offset=offset)
     if len(lanes) < size.updates:
         raise DataError(

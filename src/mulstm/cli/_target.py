@@ -18,6 +18,9 @@ from mulstm.recipe import DataRecipe, Recipe
 from mulstm.record_corpus import RecordSplit
 from mulstm.records import kind_of
 
+# What the packaged recipes ask of a validation part, and how to do without.
+WANT_VALIDATION = {"evaluate.patience": 0, "evaluate.calibrate": "false"}
+
 
 class Sizes(NamedTuple):
     """What a recipe is fitted to."""
@@ -135,10 +138,10 @@ def _for_text(target: str, overrides: Sequence[str], start_from: Path | None) ->
 
 
 def _load(name: str, overrides: Sequence[str]) -> Recipe:
-    """The packaged recipe; where a split leaves nothing to validate on, without its early stop."""
-    if "evaluate.patience" in recipe.overridden(overrides):
-        return recipe.load(name, overrides, is_fitted=False)
-    found = recipe.load(name, ["evaluate.patience=0", *overrides], is_fitted=False)
+    """The packaged recipe; where a split leaves nothing to validate on, without what wants that."""
+    given = recipe.overridden(overrides)
+    without = [f"{key}={off}" for key, off in WANT_VALIDATION.items() if key not in given]
+    found = recipe.load(name, [*without, *overrides], is_fitted=False)
     shares = recipe.parse_split(found.data.split)
     if shares is not None and shares[1] == 0:
         return found

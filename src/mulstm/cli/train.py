@@ -93,6 +93,11 @@ def summary(record: dict[str, Any]) -> list[str]:
         f"of {record['parameters']:,} weights, "
         f"{console.duration(record['train_seconds'])} on {record['hardware']}"
     )
+    if calibration := record.get("calibration"):
+        lines.append(
+            "calibrated on the valid part: logits x {logits:.3f}, recurrent products x {recurrent:.3f}, "
+            "{before:.4f} to {after:.4f} bits/char".format(**calibration)
+        )
     if record.get("stopped") not in ("", None, CUT):  # of a run that was cut short the reason says all
         lines.append(f"stopped early: {record['stopped']}")
     if not record["complete"]:

@@ -148,21 +148,21 @@ class Network:
                 given.mx,
                 given.e_m,
                 below,
-                _or_none(given.R_ml),
+                _or_empty(given.R_ml),
                 m.numpy(),
             )
         z = np.empty((len(symbols), given.zx.shape[1]), dtype=np.int32)
         below = _EMPTY if low is None else w.W_zl.apart(low).numpy()
         px = _EMPTY if given.px is None else given.px
         loops.gather_z(
-            w.W_zm.apart(m).numpy(), symbols, given.zx, given.R_zm, px, below, _or_none(given.R_zl), z
+            w.W_zm.apart(m).numpy(), symbols, given.zx, given.R_zm, px, below, _or_empty(given.R_zl), z
         )
         curve, unit = tables(), self.model.unit
         if unit == "tanh":
             loops.plain_unit(z, curve.tanh, now.h.numpy())
             return
         linear, inside = unit == "initial", unit != "standard"
-        b_h, c, h = _or_none(given.b_h), now.c.numpy(), now.h.numpy()
+        b_h, c, h = _or_empty(given.b_h), now.c.numpy(), now.h.numpy()
         loops.gated_unit(z, curve.sigmoid, curve.tanh, linear, inside, b_h, c, h)
 
     def factor(self, w: Weights, x: Tensor, low: Tensor | None, h: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class Network:
         return begins
 
 
-def _or_none(array: NDArray[Any] | None) -> NDArray[Any]:
+def _or_empty(array: NDArray[Any] | None) -> NDArray[Any]:
     return np.zeros(0, dtype=np.int32) if array is None else array
 
 

@@ -81,7 +81,12 @@ def serve(here: socket.socket, reader: Reader, about: dict[str, Any]) -> None:
 def facts(loaded: Checkpoint, name: Path) -> dict[str, Any]:
     """What the page tells about a model."""
     recipe, metrics = loaded.model.recipe, loaded.meta.get("metrics")
-    bits = metrics.get("test_bits_per_char") if isinstance(metrics, dict) else None
+    # Of the model of a run only the latter is known.
+    parts = {"test": "test_bits_per_char", "validation": "valid_bits_per_char"}
+    costs = {part: metrics.get(key) for part, key in parts.items()} if isinstance(metrics, dict) else {}
+    # JSON has no word for what is not finite.
+    sound = {part: bits for part, bits in costs.items() if isinstance(bits, int | float) and 0 <= bits < 1e9}
+    part = next(iter(sound), None)
     return {
         "name": os.fsencode(name).decode(errors="replace"),
         "cell": recipe.cell,
@@ -89,8 +94,8 @@ def facts(loaded: Checkpoint, name: Path) -> dict[str, Any]:
         "layers": recipe.layers,
         "parameters": loaded.model.parameter_count(),
         "alphabet": loaded.alphabet.size,
-        # JSON has no word for what is not finite.
-        "test_bits_per_char": bits if isinstance(bits, int | float) and 0 <= bits < 1e9 else None,
+        "measured_on": part,
+        "bits_per_char": None if part is None else sound[part],
     }
 
 

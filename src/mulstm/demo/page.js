@@ -171,7 +171,7 @@ async function begin() {
     $("name").textContent = model.name;
     document.title = `mulstm: ${model.name}`;
     const size = `${model.layers > 1 ? model.layers + " x " : ""}${model.hidden.toLocaleString("en")} units`;
-    const score = model.test_bits_per_char ? `, ${model.test_bits_per_char.toFixed(3)} bits/char on its test text` : "";
+    const score = model.bits_per_char ? `, ${model.bits_per_char.toFixed(3)} bits/char on its ${model.measured_on} text` : "";
     const count = model.parameters.toLocaleString("en");
     $("about").textContent = `${model.cell}, ${size}, ${count} parameters, ${model.alphabet} symbols${score}`;
     $("unit").max = model.hidden - 1;

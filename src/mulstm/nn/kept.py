@@ -131,8 +131,9 @@ class Keeping(nn.Module):
 def parameters_of(module: Keeping) -> list[Tensor]:
     """Those of a module and of its layers: what module.parameters() gives, ten times as fast.
 
-    None where a parametrization or a hook, pruning for one, makes them of what may change unseen, or where
-    a layer is wrapped, by torch.compile for one; replicas of DataParallel have none either.
+    An empty list, so that nothing is kept, where a parametrization or a hook, pruning for one, makes them of
+    what may change unseen, or where a layer is wrapped, by torch.compile for one; replicas of DataParallel
+    have none either.
     """
     found: list[Tensor] = []
     for part in (module, *module.stack):

@@ -136,7 +136,7 @@ class LanguageModel(Keeping):
     def loss(
         self,
         x: Tensor,  # (B, T)  symbols
-        y: Tensor,  # (B, T)  what follows each; below 0: nothing, which on a GPU in bf16 wants `first`
+        y: Tensor,  # (B, T)  what follows each; below 0: nothing
         state: tuple[State, ...] | None = None,
         masks: Masks | None = None,
         first: Tensor | None = None,

@@ -68,7 +68,7 @@ def _objection(device: torch.device) -> str | None:
     return _OBJECTIONS[str(device)]
 
 
-WIDE = 512  # units; below, the input product is not worth a thought
+WIDE = 512  # units; below, pairs of lane and symbol are not worth their cost
 
 
 def no_eight(model: ModelRecipe, lanes: int, mask: bool, device: torch.device) -> str | None:
@@ -225,7 +225,7 @@ def logits(model: LanguageModel, hs: list[Tensor], masks: Masks, weights: Packed
 
 @_there
 def loss(model: LanguageModel, hs: list[Tensor], y: Tensor, masks: Masks) -> Tensor:
-    """The mean nats of the targets y (T, B), all of them real."""
+    """The mean nats of the targets y (T, B) that are not negative."""
     from mulstm.ops.triton_loss import LossFunction
 
     read = _read(model, hs, masks.output)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mulstm.ops.cuda_source import BK_BYTES, LARGEST_SHARED, CompileError, Variant, machine_code
+from mulstm.ops.cuda_source import BK_BYTES, LARGEST_SHARED, Variant, machine_code
 
 CLUSTER, EARLY_LAUNCH, SHARED_MEMORY, SHARED_SHARE = 4, 6, 8, 9  # the driver's names for attributes
 
@@ -156,8 +156,3 @@ def kernel(variant: Variant, device: torch.device) -> Kernel:
             torch.cuda.current_stream().synchronize()  # makes the device's context, which a load needs
             _KERNELS[key] = Kernel(variant)
     return _KERNELS[key]
-
-
-__all__ = [
-    "Arguments", "CompileError", "Kernel", "LaunchError", "kernel", "why_not",
-]  # fmt: skip

@@ -33,7 +33,7 @@ class BackwardOperands(NamedTuple):
 
     dz: Tensor  # (1, B, 4H)
     da: Tensor  # (1, B, H)
-    scale: Tensor  # (1) fp32, theirs
+    scale: Tensor  # (1) fp32, what dz and da were multiplied by
     undo: Tensor  # (1) its inverse
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch may be doing around a call that only its own operations bear."""
+"""Modes of PyTorch (torch.func, autocast, tracing, export) under which only its own operations work."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def learning(work: Callable[P, R]) -> Callable[P, R]:
-    """For what takes gradients of its own, in types of its own, whatever is switched on or off around it."""
+    """A decorator: runs with gradients on, inference mode and autocast off, whatever the caller has set."""
 
     @functools.wraps(work)
     def undisturbed(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -11,7 +11,7 @@ _STREAMS: dict[tuple[torch.device, int], torch.cuda.Stream] = {}  # by the strea
 
 
 class Beside:
-    """Runs work beside what the current stream is given after it, and before it where both want a processor.
+    """Runs work on a second stream of higher priority, beside what the current stream is given after it.
 
     What such work reads must be kept until `join`: the allocator knows nothing of the second stream. What it
     allocates may be freed whenever the host likes, since the next work here begins after a `fork`.

@@ -11,6 +11,7 @@ from triton.errors import TritonError
 
 from mulstm.ops import cuda_driver, eight, faults
 from mulstm.ops import triton_small as small
+from mulstm.ops.cuda_source import CompileError
 from mulstm.ops.triton_chunk import Chunk
 from mulstm.ops.triton_pack import transposed
 from mulstm.ops.triton_plan import PLAIN, Plan, plan_in_eight, plan_of
@@ -25,7 +26,7 @@ def plan_for(chunk: Chunk, save: bool = True) -> Plan:
         return in_eight
     if chunk.px is None and chunk.b_h is None and chunk.unit != "tanh":
         processors = torch.cuda.get_device_properties(chunk.zx.device).multi_processor_count
-        lanes = small.groups_of(H, B, processors)
+        lanes = small.lanes_of(H, B, processors)
         if lanes and _works(chunk, Plan(lanes=lanes), save, "whole-chunk"):
             return Plan(lanes=lanes)
     if cuda_driver.why_not(chunk.zx.device) is None:
@@ -65,7 +66,7 @@ def _works(chunk: Chunk, plan: Plan, save: bool, name: str) -> bool:
         why = "failed its self-test"
         try:
             _WORKS[key] = agree(chunk, plan, PLAIN, save)
-        except (cuda_driver.CompileError, cuda_driver.LaunchError, TritonError) as error:
+        except (CompileError, cuda_driver.LaunchError, TritonError) as error:
             _WORKS[key], why = False, f"could not be made ({error})"
         if not _WORKS[key]:
             warnings.warn(f"The {name} kernel {why} and is not used.", stacklevel=2)
@@ -93,8 +94,8 @@ def agree(like: Chunk, one: Plan, other: Plan, save: bool = True) -> bool:
         """Of numbers that 8 bits hold where the plan has them."""
         if W is None:
             return None
-        drawn = torch.randn(W.shape, generator=dice, device=W.device) * H**-0.5
-        return _unscaled(eight.rounded(drawn, eight.WEIGHT)) if one.eight else drawn.to(W.dtype)
+        made = torch.randn(W.shape, generator=dice, device=W.device) * H**-0.5
+        return _unscaled(eight.rounded(made, eight.WEIGHT)) if one.eight else made.to(W.dtype)
 
     every = (3, B, like.zx.shape[-1])
     given = like.px is not None and like.px.dim() == 3

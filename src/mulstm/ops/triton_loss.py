@@ -180,27 +180,28 @@ def losses_of(logits: Tensor, bias: Tensor | None, y: Tensor, N: int) -> tuple[T
 
 
 class LossFunction(torch.autograd.Function):
-    """The mean nats of targets y (T, B) >= 0 under h of the layers that the output reads."""
+    """The mean nats of the targets y (T, B) >= 0 under h of the layers that the output reads."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, H: int, W_out: Tensor, b_out: Tensor | None, *hs: Tensor) -> Tensor:
         packed = pack_output(W_out, H)
         logits = logits_of(list(hs), packed)
         losses, lse = losses_of(logits, b_out, y, W_out.shape[0])
-        ctx.save_for_backward(y, W_out, b_out, logits, lse, *packed, *hs)
+        count = (y >= 0).sum().clamp(min=1)
+        ctx.save_for_backward(y, W_out, b_out, logits, lse, count, *packed, *hs)
         ctx.H = H
-        return losses.mean()
+        return losses.sum() / count
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        y, W_out, b_out, logits, lse, *rest = ctx.saved_tensors
+        y, W_out, b_out, logits, lse, count, *rest = ctx.saved_tensors
         layers = len(rest) // 2
         packed, hs = rest[:layers], rest[layers:]
         rows, NP = logits.shape
         N, H = W_out.shape[0], ctx.H
         d = torch.empty(rows, NP, dtype=torch.bfloat16, device=logits.device)
         _logit_gradients[(triton.cdiv(rows, R),)](
-            logits, b_out, y, lse, grads[0] / rows, d, rows, N, NP,
+            logits, b_out, y, lse, grads[0] / count, d, rows, N, NP,
             HAS_BIAS=b_out is not None, R=R, BN=triton.next_power_of_2(NP), num_warps=4,
         )  # fmt: skip
         beside = Beside(d.device)

@@ -240,7 +240,7 @@ def small_backward(
     tl.store(dh_0 + at, d_h.to(dh_0.dtype.element_ty), mask=inside)
 
 
-def groups_of(H: int, B: int, processors: int) -> int:
+def lanes_of(H: int, B: int, processors: int) -> int:
     """How many lanes a group takes, 0 where a layer does not fit: too wide, or more CTAs than processors."""
     if H > WIDEST:
         return 0
@@ -253,7 +253,7 @@ def groups_of(H: int, B: int, processors: int) -> int:
     return 0
 
 
-def launch(
+def launch_arguments(
     H: int, B: int, lanes: int, device: torch.device
 ) -> tuple[tuple[int], Tensor, Tensor, dict[str, Any]]:
     """Grid, counters (zeroed in the graph, too), the flag of a failed meeting, options."""

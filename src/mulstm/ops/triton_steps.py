@@ -102,7 +102,7 @@ def forward(chunk: Chunk, plan: Plan, save: bool) -> Saved:
     c[0].copy_(c_0)
     saved = Saved(h, c, z, a, m, r)
     if plan.lanes:
-        grid, counters, failed, options = small.launch(H, B, plan.lanes, zx.device)
+        grid, counters, failed, options = small.launch_arguments(H, B, plan.lanes, zx.device)
         small.small_forward[grid](
             mx, zx, W_mh, W_zm, mask, h, c, z, a, m, counters, failed,
             0 if mx is None else mx.stride(1), zx.stride(1), T, B, H, small.SPINS,
@@ -251,7 +251,7 @@ def backward(
     dh_0 = torch.empty_like(h_0)
     out = Gradients(dx, dmx, dz, dr, da, None, dh_0, dc, db_h)
     if plan.lanes:
-        grid, counters, failed, options = small.launch(H, B, plan.lanes, zx.device)
+        grid, counters, failed, options = small.launch_arguments(H, B, plan.lanes, zx.device)
         sums = zx.new_empty(2 * grid[0] * options["K"] * options["L"])
         small.small_backward[grid](
             dh, dh_rec, dc, mx, W_mh, W_zm, mask, c, z, a, dx, da, dh_0, sums, counters, failed,

@@ -52,7 +52,9 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]
 @functools.cache
 def why_not(dtype: torch.dtype) -> str | None:
     """None, or why this CPU has no such product."""
-    wanted = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}.get(dtype, "float64")
+    wanted = {torch.float32: "avx512f", torch.bfloat16: "avx512bf16"}.get(dtype)
+    if wanted is None:
+        return f"it is for float32 and bfloat16, not for {str(dtype).removeprefix('torch.')}"
     return None if binding.get_host_cpu_features().get(wanted) else f"the CPU has no {wanted}"
 
 

@@ -96,6 +96,8 @@ def _contradictions(recipe: Recipe, is_fitted: bool) -> list[str]:
     model, dropout, data, train = recipe.model, recipe.dropout, recipe.data, recipe.train
     rnn = model.cell in ("rnn", "tensor-rnn", "mrnn")
     shares = parse_split(data.split)
+    is_unseen = shares is not None and shares[1] == 0
+    wants = f'needs a validation part, and data.split = "{data.split}" has none'
     rules = [
         (rnn and model.unit != "standard", f"model.unit must stay standard for {model.cell}"),
         (dropout.embedding > 0 and model.embedding == 0, "dropout.embedding needs model.embedding above 0"),
@@ -122,10 +124,8 @@ def _contradictions(recipe: Recipe, is_fitted: bool) -> list[str]:
             (data.convention == "protein") != (data.alphabet == "protein"),
             'data.convention = "protein" and data.alphabet = "protein" go together',
         ),
-        (
-            recipe.evaluate.patience > 0 and shares is not None and shares[1] == 0,
-            f'evaluate.patience needs a validation part, and data.split = "{data.split}" has none',
-        ),
+        (is_unseen and recipe.evaluate.patience > 0, f"evaluate.patience {wants}"),
+        (is_unseen and recipe.evaluate.calibrate, f"evaluate.calibrate {wants}"),
         (
             recipe.optimiser.floor > recipe.optimiser.rate,
             f"optimiser.floor = {recipe.optimiser.floor} must not be above optimiser.rate",

@@ -117,6 +117,7 @@ class EvaluateRecipe:
     lanes: int = 100  # during training
     patience: int = 0  # validations without a gain before the run stops; 0: never. Keeps the best model
     final_lanes: int = 10  # for the numbers of the record
+    calibrate: bool = False  # scale the trained model's logits and recurrent products as suits validation
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,8 @@ def _stale(results: Path, readme: Path | None) -> tuple[dict[Path, str], list[Fi
         prose = readme.parent / "docs" / "results.md"
         if prose.is_file() and MADE_HERE.encode() in prose.read_bytes():
             texts[prose] = _filled(prose, {t.name: tables.of_paper(t, found) for t in paper.TABLES})
-    stale = {p: text for p, text in texts.items() if not p.is_file() or p.read_bytes() != text.encode()}
-    return stale, [figure for figure in drawn if figure.is_stale(results)]
+    old = {p: text for p, text in texts.items() if not p.is_file() or p.read_bytes() != text.encode()}
+    return old, [figure for figure in drawn if figure.is_stale(results)]
 
 
 def _filled(page: Path, parts: Mapping[str, str]) -> str:

@@ -108,7 +108,7 @@ class Record:
 
 
 def read(results: Path) -> list[Record]:
-    """Every record under results/<table>/<recipe>/, in the order of their paths; copies of other names no."""
+    """Every record under results/<table>/<recipe>/, in the order of their paths; no file of another name."""
     return [_by_now(_in_its_place(results, path)) for path in paths(results)]
 
 
