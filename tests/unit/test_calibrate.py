@@ -152,6 +152,17 @@ def test_a_run_that_is_measured_again_comes_to_the_same(tiny: Tiny, tmp_path: Pa
         assert again["test_bits_per_char"] == record["test_bits_per_char"]
 
 
+def test_a_run_whose_time_was_over_goes_on_with_the_model_as_it_was_trained(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    recipe = overfitted(tiny)
+    cut, folder = run(recipe, tmp_path / "cut", minutes=1e-9)
+    assert (cut["updates"], cut["complete"]) == (1, False)
+    assert cut["calibration"]["after"] < cut["calibration"]["before"]
+    record, _ = run(recipe, tmp_path / "cut", resume_from=str(folder))
+    assert record["fingerprint"] == run(recipe, tmp_path / "whole")[0]["fingerprint"]
+
+
 def test_a_signal_meanwhile_loses_nothing(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
