@@ -39,15 +39,16 @@ class Moved(NamedTuple):
 
 def prepare(
     loaded: Checkpoint,
-    settings: Settings,  # for the defaults those of the model's recipe are taken, where it has a rate
+    settings: Settings | None,  # None: those of the model's recipe where it has a rate, else the defaults
     part: Split,  # the training part of the model's own text
     *,
     folded: bool = True,
     quiet: bool = False,
 ) -> Moved:
     """What dynamic evaluation needs; the statistics of `part` are kept in the cache."""
-    if settings == Settings() and loaded.recipe.dynamic.rate:
-        settings = Settings(**asdict(loaded.recipe.dynamic))
+    if settings is None:
+        own = loaded.recipe.dynamic
+        settings = Settings(**asdict(own)) if own.rate else Settings()
     model = moving(loaded.model) if folded else loaded.model
     with ExitStack() as stack:
         screen: console.Progress | None = None

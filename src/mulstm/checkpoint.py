@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import mulstm
+from mulstm import console, runs, tensorfile
 from mulstm import recipe as recipes
-from mulstm import runs, tensorfile
 from mulstm.convention import Convention
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import BackendError, CheckpointError, MulstmError
@@ -180,6 +180,8 @@ def find(path: str | os.PathLike[str]) -> Path:
     A folder of runs stands for the newest of them that has a model, a hub's folder for the one in it.
     """
     given = Path(path)
+    if not os.fspath(path):  # else the current folder
+        raise CheckpointError("The model's name is empty. Give a file, the folder of a run, or a name.")
     if given.is_dir():
         found = _model_in(given) or _newest_below(given)
         if found is None and runs.is_run(given):
@@ -209,8 +211,12 @@ def find(path: str | os.PathLike[str]) -> Path:
 
 def _newest_below(folder: Path) -> Path | None:
     """The model of the newest run that has one; an older run must not stand for one that has just begun."""
+    newest = None
     for run in runs.all_below(folder):
+        newest = newest or run
         if found := _model_in(run):
+            if run != newest:
+                console.note(f"{newest} ended before its first model: {run} is taken instead")
             return found
         if runs.is_held(run):
             raise CheckpointError(

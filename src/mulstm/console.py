@@ -35,6 +35,8 @@ def result_json(value: Any, *, indent: int | None = 2) -> None:
 
 def note(text: str) -> None:
     """A line about what is going on. No work is given up because it cannot be told."""
+    if sys.stderr is None:  # of a program without a console
+        return
     with contextlib.suppress(OSError):
         sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
@@ -85,7 +87,7 @@ def speaks() -> bool:
 
 def is_live() -> bool:
     """Whether stderr is a terminal that can repaint a line."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def duration(seconds: float) -> str:

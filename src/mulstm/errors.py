@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import sys
 from shlex import quote
+from typing import Any
 
 
-class MulstmError(Exception):
+class _Whole(BaseException):
+    """One that other processes get with its text and attributes, whatever it was made of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    fault = kind.__new__(kind, *args)
+    fault.args = args
+    return fault
+
+
+class MulstmError(_Whole, Exception):
     """A fault the user can mend. The text says what is wrong, then what to do; no traceback is shown."""
 
     exit_code = 3
@@ -30,6 +44,14 @@ class BackendError(MulstmError):
 
 class RunError(MulstmError):
     """A run folder is in use, incomplete, or the run went wrong (a non-finite loss)."""
+
+
+class RunInterruptedError(_Whole, KeyboardInterrupt):
+    """A signal ended a run, whose state was saved first. No fault: `except MulstmError` lets it through."""
+
+    def __init__(self, what: str, remedy: str, signum: int) -> None:
+        super().__init__(f"{what}. {remedy}")
+        self.what, self.signum, self.exit_code = what, signum, 128 + signum
 
 
 class ExtraError(MulstmError):

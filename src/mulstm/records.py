@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import lzma
-import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, AnyStr, Generic, NamedTuple
 
+from mulstm.data import plain
 from mulstm.data.store import BLOCK, stream_of
 from mulstm.errors import DataError
 
@@ -27,12 +27,7 @@ _SUFFIXES = {
     **dict.fromkeys((".csv", ".tsv", ".tab"), "csv"),
 }
 _COMPRESSED = (".gz", ".bz2", ".xz")
-# How such files begin.
-_PACKED = re.compile(rb"(?P<gz>\x1f\x8b)|(?P<bz2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\x00)")
-_NO_TEXT = re.compile(
-    rb"(?P<parquet>PAR1)|(?P<arrow>ARROW1)|(?P<zip>PK\x03\x04)|(?P<npy>\x93NUMPY)|(?P<zst>\x28\xb5\x2f\xfd)"
-)
-_NOT_READ = (".zip", ".zst", ".7z", ".rar", ".tar", ".tgz")
+_NOT_READ = (*plain.NOT_READ, ".zip", ".tar", ".tgz")
 _TEXT_FIELDS = ("sequence", "text")
 _NO_OBJECT = "Give one object a line, or --as whole for one text (train: --set data.records=)."
 LONGEST = 1 << 30  # bytes of a record, which has to fit in memory
@@ -67,7 +62,7 @@ def texts(given: str | bytes | Iterable[str | bytes]) -> Iterator[bytes]:
 def kind_of(path: str) -> str:
     """The kind that a file's name suggests; lines where it suggests none."""
     suffixes = [s.lower() for s in Path(path).suffixes]
-    if suffixes and suffixes[-1] in (*_COMPRESSED, ".zip"):  # a zip is refused later, as what it holds
+    if suffixes and suffixes[-1] in (*_COMPRESSED, *_NOT_READ):  # refused later, as what they hold
         suffixes.pop()
     return _SUFFIXES.get(suffixes[-1], "lines") if suffixes else "lines"
 
@@ -109,6 +104,8 @@ def read(
 
 
 def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
+    if not path:
+        raise DataError("The file's name is empty. Give a file, or - for the standard input.")
     if path == "-":
         return nullcontext(sys.stdin.buffer)
     suffix = Path(path).suffix.lower()
@@ -128,15 +125,10 @@ def _opened(path: str) -> AbstractContextManager[IO[bytes]]:
 
 def _require_text(file: IO[bytes], path: str) -> None:
     """Refuses what is packed though nothing says so, or written in UTF-16: it would be read as it stands."""
-    head: bytes = file.peek(10) if hasattr(file, "peek") else b""
-    if packed := _PACKED.match(head):
-        ending = packed.lastgroup
-        help = "Unpack it into the pipe" if path == "-" else f"Give it the ending .{ending}, or unpack it"
-        raise DataError(f"{path} is packed ({ending}), and does not say so. {help}.")
-    if other := _NO_TEXT.match(head):
-        raise DataError(f"{path} is no text (but {other.lastgroup}). Write its records as CSV or JSONL.")
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{path} is written in UTF-16. Save it as UTF-8.")
+    head: bytes = file.peek(plain.HEAD) if hasattr(file, "peek") else b""
+    if fault := plain.fault_of(head):
+        remedy = "Unpack it into the pipe" if path == "-" and "packed" in fault.what else fault.remedy
+        raise DataError(f"{path} {fault.what}. {remedy}.")
 
 
 def _fasta(file: IO[bytes], path: str) -> Iterator[Record]:

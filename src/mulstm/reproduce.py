@@ -13,7 +13,7 @@ from mulstm import recipe as recipes
 from mulstm.divergence import DivergedError
 from mulstm.dynamic import Settings, evaluate_dynamic
 from mulstm.earlier import finished
-from mulstm.errors import MulstmError, RecipeError, RunError
+from mulstm.errors import MulstmError, RecipeError, RunError, RunInterruptedError
 from mulstm.recipe import Recipe
 from mulstm.report import RESULTS
 from mulstm.report.records import (
@@ -26,7 +26,7 @@ from mulstm.report.records import (
     publish,
     read_one,
 )
-from mulstm.train import RunInterruptedError, train
+from mulstm.train import train
 
 
 class LeftOutError(RunError):

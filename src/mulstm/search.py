@@ -18,12 +18,12 @@ from mulstm import job as jobs
 from mulstm import recipe as recipes
 from mulstm.data.corpus import Corpus
 from mulstm.divergence import DivergedError
-from mulstm.errors import RecipeError, RunError
+from mulstm.errors import RecipeError, RunError, RunInterruptedError
 from mulstm.job import Job
 from mulstm.recipe import DataRecipe, Recipe
 from mulstm.report.trials import Result, read
 from mulstm.signals import listening
-from mulstm.train import RunInterruptedError, run_updates, screen
+from mulstm.train import run_updates, screen
 
 
 @dataclass(frozen=True)

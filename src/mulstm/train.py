@@ -31,7 +31,7 @@ from mulstm import job as jobs
 from mulstm import recipe as recipes
 from mulstm.calibrate import Calibration
 from mulstm.data.lanes import Lanes
-from mulstm.errors import RecipeError, RunError
+from mulstm.errors import RecipeError, RunError, RunInterruptedError
 from mulstm.job import Job
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel
@@ -45,14 +45,6 @@ from mulstm.update import GraphedUpdate
 LOOK_EVERY = {"cpu": 1, "cuda": 20}
 # Updates in which kernels are compiled and a graph is captured: the speed on the screen leaves them out.
 WARM_UP = {"cpu": 1, "cuda": GraphedUpdate.EAGER + 1}
-
-
-class RunInterruptedError(RunError):
-    """A signal ended the run; its state was saved first."""
-
-    def __init__(self, what: str, remedy: str, signum: int) -> None:
-        super().__init__(f"{what}. {remedy}")
-        self.what, self.signum, self.exit_code = what, signum, 128 + signum
 
 
 @modes.learning

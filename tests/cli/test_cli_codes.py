@@ -26,6 +26,7 @@ def test_values_of_options(call: Call, trained: Path) -> None:
     told(call("evaluate", trained, "--precision", "fp8"), 2, "fp8")
     told(call("evaluate", trained, "--dynamic", "--lanes", 4), 2, "--lanes", "one stretch")
     told(call("evaluate", trained, "--rate", 1e-5), 2, "--dynamic", "--rate")
+    told(call("evaluate", trained, "--segment", 20), 2, "--dynamic", "--segment")
     told(call("evaluate", trained, "--as-trained"), 2, "--dynamic", "--as-trained")
     told(call("evaluate", trained, "--dynamic", "--segment", 9000), 3, "9,000", "shorter --segment")
     told(call("evaluate", trained, "--split", "dev"), 3, "dev")
@@ -39,6 +40,8 @@ def test_usage(call: Call) -> None:
     told(call("train"), 2, "give a text")
     told(call("train", "x", "--nonsense"), 2, "--nonsense")
     told(call("evaluate"), 2, "model")
+    for empty in (("sample", ""), ("train", "x.txt", "--from", ""), ("train", "--resume", "")):
+        told(call(*empty), 2, "the path is empty")
 
 
 def test_usage_errors_do_not_command_the_terminal(call: Call) -> None:

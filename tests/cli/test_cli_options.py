@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from process import Call
 
+from made import settings
 from mulstm import recipe
 from mulstm.dynamic import Settings
 from mulstm.errors import RunError
@@ -87,6 +88,24 @@ def test_options_of_dynamic_evaluation(
     for more, has_gains in (((), False), (("--as-trained",), True)):  # weight norm's, or matrices alone
         call("evaluate", trained, "--dynamic", *more, "-q")
         assert any("g_" in name for name, _ in given["places"][0].named_parameters()) is has_gains
+
+
+def test_any_option_of_dynamic_evaluation_sets_the_recipe_aside(
+    call: Call, watch: Watch, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that says what goes without saying elsewhere."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own = ("dynamic.rate=5e-5", "dynamic.pull=0.05", "dynamic.segment=10")
+    call("train", text_file, "--runs-dir", tmp_path / "runs", "-q", *settings(*own))
+    given = watch("mulstm.dynamic.evaluate_dynamic")
+    for options, used in (
+        ((), Settings(10, 5e-5, 0.05)),
+        (("--segment", 20), Settings(rate=1e-4)),
+        (("--pull", 0.001), Settings(rate=1e-4)),
+        (("--rate", 1e-5), Settings(rate=1e-5)),
+    ):
+        call("evaluate", tmp_path / "runs", "--dynamic", *options, "-q")
+        assert given["places"][3] == used
 
 
 @pytest.mark.parametrize("models", [1, 2])

@@ -16,7 +16,7 @@ from mulstm import checkpoint, recipe
 from mulstm.cli import quickstart
 from mulstm.cli.train import summary
 from mulstm.codec.bench import STANDARD
-from mulstm.train import RunInterruptedError
+from mulstm.errors import RunInterruptedError
 
 
 def test_train_a_text(call: Call, text_file: Path, tmp_path: Path) -> None:

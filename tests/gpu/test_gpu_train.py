@@ -11,6 +11,7 @@ import torch
 
 from made_runs import RICH, Tiny, same, weights
 from mulstm import checkpoint, job, parallel, record_corpus, search, train, update
+from mulstm.errors import RunInterruptedError
 from mulstm.evaluate import evaluate
 
 pytestmark = [
@@ -72,7 +73,7 @@ def test_a_run_stops_goes_on_and_is_read_on_a_cpu(
 
     with monkeypatch.context() as patch:
         patch.setattr(update.GraphedUpdate, "step", step)
-        with pytest.raises(train.RunInterruptedError):
+        with pytest.raises(RunInterruptedError):
             train.train(recipe, runs_dir=tmp_path / "broken", device="cuda", quiet=True)
     again, broken = train.train(
         recipe, runs_dir=tmp_path / "broken", device="cuda", quiet=True, resume_from="auto"

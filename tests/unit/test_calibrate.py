@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from made_runs import Tiny, run, weights
-from mulstm import checkpoint, outcome, recipe, train
+from mulstm import checkpoint, outcome, recipe
 from mulstm.calibrate import Calibration, calibrate
-from mulstm.errors import RecipeError
+from mulstm.errors import RecipeError, RunInterruptedError
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import CELLS, ModelRecipe
 
@@ -181,7 +181,7 @@ def test_a_signal_meanwhile_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(outcome, "calibrate", broken_off)
-        with pytest.raises(train.RunInterruptedError, match="while measuring"):
+        with pytest.raises(RunInterruptedError, match="while measuring"):
             run(overfitted(tiny), tmp_path / "one")
     record, _ = run(overfitted(tiny), tmp_path / "one", resume_from="auto")
     assert record["fingerprint"] == run(overfitted(tiny), tmp_path / "other")[0]["fingerprint"]

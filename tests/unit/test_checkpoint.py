@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -141,7 +142,7 @@ def test_what_a_fingerprint_is_made_of() -> None:
 
 @pytest.mark.parametrize("name", ["text", "hutter/mlstm-fast", "hutter/size/mlstm-3m"])
 def test_a_folder_of_runs_stands_for_its_newest_with_a_model(
-    name: str, model: LanguageModel, tmp_path: Path
+    name: str, model: LanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for age, day in enumerate(("03", "02", "01")):  # the newest has been killed before its first checkpoint
         folder = tmp_path / "runs" / name / f"2026-01-{day}-seed1"
@@ -152,6 +153,10 @@ def test_a_folder_of_runs_stands_for_its_newest_with_a_model(
             checkpoint.save(folder / "last.safetensors", model, ALPHABET)
     newest = tmp_path / "runs" / name / "2026-01-02-seed1" / "last.safetensors"
     assert checkpoint.find(tmp_path / "runs" / name) == checkpoint.find(tmp_path / "runs") == newest
+    told = r"2026-01-03-seed1 ended before its first model: .*2026-01-02-seed1 is taken instead\n"
+    assert re.fullmatch(f"(.*{told}){{2}}", capsys.readouterr().err)
+    with pytest.raises(CheckpointError, match="The model's name is empty"):
+        checkpoint.find("")
     with Run(tmp_path / "runs" / name / "2026-01-03-seed1"):  # not killed: it has just begun
         for folder in (tmp_path / "runs" / name, tmp_path / "runs"):
             with pytest.raises(CheckpointError, match="2026-01-03-seed1, has just begun and kept no model"):

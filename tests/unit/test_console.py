@@ -36,6 +36,16 @@ def train(progress: Progress) -> None:
         progress.update(1000, bits_per_char=2.25)
 
 
+def test_a_program_without_a_console_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        console.note("something")
+        console.error("something")
+        assert not console.is_live()
+        with console.Progress(3, label="x") as screen:
+            screen.update(1)
+
+
 def test_results_go_to_stdout_and_the_rest_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     console.result("1.24")
     console.result_json({"bits": 1.24})

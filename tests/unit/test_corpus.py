@@ -1,9 +1,12 @@
 """Corpora: what a file, a folder or a named text becomes: parts, protocols, counts."""
 
+import copy
 import errno
 import gzip
 import hashlib
 import os
+import pickle
+import re
 import resource
 import subprocess
 import sys
@@ -39,6 +42,38 @@ def test_files_that_cannot_be_a_corpus(data: bytes | None, words: str, tmp_path:
         path.write_bytes(data)
     with pytest.raises(DataError, match=words):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("t.txt.zst", b"what is packed", "is packed in a way that is not read here. Unpack it"),
+        ("t.7z", b"what is packed", "is packed in a way that is not read here"),
+        ("t.txt", gzip.compress(TEXT), "is packed (gz), and does not say so. Give it the ending .gz"),
+        ("t.parquet", b"PAR1" + TEXT, "is no text (but parquet)"),
+        ("t.txt", TEXT.decode("latin-1").encode("utf-16"), "is written in UTF-16. Save it as UTF-8."),
+    ],
+)
+def test_a_file_that_is_hardly_meant_as_a_text(name: str, data: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / name).write_bytes(data)
+    with pytest.raises(DataError, match=re.escape(words)) as caught:
+        load(tmp_path / "folder" / name)
+    assert "put it into a folder of its own and give that" in str(caught.value)
+    assert load(tmp_path / "folder").split("all").raw() == data[1:]
+
+
+def test_a_name_that_is_empty_is_not_the_current_folder() -> None:
+    with pytest.raises(DataError, match="The text's name is empty"):
+        load("")
+
+
+def test_a_text_of_files_can_be_sent_to_other_processes(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(TEXT)
+    text = Text([tmp_path / "t.txt"])
+    assert text.read(5, 9).tobytes() == TEXT[5:9]  # now it is mapped
+    for again in (pickle.loads(pickle.dumps(text)), copy.deepcopy(text)):
+        assert again.read(0, len(TEXT)).tobytes() == TEXT
 
 
 def test_wrong_words(tmp_path: Path) -> None:

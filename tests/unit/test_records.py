@@ -190,7 +190,8 @@ def test_json_is_an_object_a_line(tmp_path: Path) -> None:
         ("t.csv", bz2.compress(b"text\n"), {}, "is packed (bz2)"),
         ("t.txt", lzma.compress(b"a\n"), {}, "is packed (xz)"),
         ("t.zip", "PK", {}, "t.zip is packed"),
-        ("t.parquet", "PAR1\x15\x04", {}, "t.parquet is no text (but parquet). Write its records as CSV"),
+        ("t.jsonl.zst", "x", {}, "t.jsonl.zst is packed in a way that is not read here"),
+        ("t.parquet", "PAR1\x15\x04", {}, "t.parquet is no text (but parquet). Write what it holds as"),
         ("t.xlsx", "PK\x03\x04\n", {}, "t.xlsx is no text (but zip)"),
         ("t.npy", b"\x93NUMPY\x01\n", {"kind": "lines"}, "t.npy is no text (but npy)"),
         ("t.txt", b"\x28\xb5\x2f\xfd\x04\n", {}, "t.txt is no text (but zst)"),
@@ -204,6 +205,11 @@ def test_faults(name: str, text: str, options: dict[str, str], words: str, tmp_p
     with pytest.raises(DataError) as error:
         list(read(path, **options))
     assert words in str(error.value)
+
+
+def test_a_name_that_is_empty() -> None:
+    with pytest.raises(DataError, match="The file's name is empty"):
+        list(records.read(""))
 
 
 def test_endings_of_biologists(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from made_runs import Tiny
 from mulstm import adapt, reproduce, runs
 from mulstm import recipe as recipes
 from mulstm.divergence import DivergedError
-from mulstm.errors import DataError, RecipeError, RunError
+from mulstm.errors import DataError, RecipeError, RunError, RunInterruptedError
 from mulstm.recipe import Recipe
 from mulstm.report.records import CUT, CUT_SHORT
-from mulstm.train import RunInterruptedError
 
 SCORES = {"valid_bits_per_char": 1.4, "test_bits_per_char": 1.41}
 

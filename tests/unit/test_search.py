@@ -20,7 +20,7 @@ import torch
 from made_runs import at_update
 from mulstm import evaluate, outcome, parallel, report, search, train
 from mulstm.divergence import DivergedError
-from mulstm.errors import DataError, RecipeError, RunError
+from mulstm.errors import DataError, RecipeError, RunError, RunInterruptedError
 from mulstm.recipe import Recipe
 from mulstm.report import trials
 
@@ -136,7 +136,7 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(
 
     monkeypatch.setattr(search, "run_updates", interrupted)
     with pytest.raises(
-        train.RunInterruptedError, match=r"Interrupted in trial 2 of 2: .*\. The trials before it are kept"
+        RunInterruptedError, match=r"Interrupted in trial 2 of 2: .*\. The trials before it are kept"
     ) as caught:
         search.search(asked, out=out)
     assert caught.value.exit_code == 128 + signal.SIGTERM

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from made_runs import RICH, Tiny, at_update, interrupt_validation, run, same, steady, weights
 from mulstm import checkpoint, data, earlier, job, outcome, runs, tensorfile, train
-from mulstm.errors import DataError, RunError
+from mulstm.errors import DataError, RunError, RunInterruptedError
 from mulstm.recipe import Recipe
 from mulstm.resume import Progress
 
@@ -39,7 +39,7 @@ def test_resumed_equals_unbroken(
     for n in (4, 6):  # twice interrupted, the second time across an epoch's end
         with monkeypatch.context() as patch:
             at_update(patch, n, lambda: os.kill(os.getpid(), signum))
-            with pytest.raises(train.RunInterruptedError, match="is saved") as caught:
+            with pytest.raises(RunInterruptedError, match="is saved") as caught:
                 run(recipe, tmp_path / "broken", resume_from="auto")
         assert caught.value.exit_code == 128 + signum
         assert signal.getsignal(signum) in (signal.default_int_handler, signal.SIG_DFL)
@@ -58,7 +58,7 @@ def test_interrupted_while_validating(tiny: Tiny, tmp_path: Path, monkeypatch: p
     _, whole = run(recipe, tmp_path / "whole")
     with monkeypatch.context() as patch:
         interrupt_validation(patch)
-        with pytest.raises(train.RunInterruptedError, match="update 5 of 12"):
+        with pytest.raises(RunInterruptedError, match="update 5 of 12"):
             run(recipe, tmp_path / "broken")
     _, broken = run(recipe, tmp_path / "broken", resume_from="auto")
     assert same(weights(whole, "best"), weights(broken, "best"))
@@ -76,7 +76,7 @@ def test_interrupted_while_measuring_at_the_end(
         return real(work)
 
     monkeypatch.setattr(train, "finish", finish)
-    with pytest.raises(train.RunInterruptedError, match="measuring") as caught:
+    with pytest.raises(RunInterruptedError, match="measuring") as caught:
         run(tiny(), tmp_path)
     assert caught.value.exit_code == 143
     monkeypatch.undo()
@@ -90,7 +90,7 @@ def test_a_line_of_the_log_is_written_once(
     recipe = tiny("evaluate.every=5")
     with monkeypatch.context() as patch:
         interrupt_validation(patch)
-        with pytest.raises(train.RunInterruptedError, match="update 5 of 12"):
+        with pytest.raises(RunInterruptedError, match="update 5 of 12"):
             run(recipe, tmp_path)
     with monkeypatch.context() as patch:  # line 5 is written, and the run dies before it is saved
         at_update(patch, 2, lambda: (_ for _ in ()).throw(Killed()))

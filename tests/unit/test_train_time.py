@@ -13,6 +13,7 @@ import pytest
 
 from made_runs import RICH, Tiny, at_update, run, same, weights
 from mulstm import checkpoint, job, outcome, parallel, runs, train
+from mulstm.errors import RunInterruptedError
 from mulstm.resume import Progress
 
 
@@ -52,7 +53,7 @@ def test_a_run_that_had_its_time_before_it_was_interrupted_ends_its_log_there(
     monkeypatch.setattr(job, "LOG_LINES", 2)
     recipe = tiny("evaluate.every=12")
     at_update(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(train.RunInterruptedError):
+    with pytest.raises(RunInterruptedError):
         run(recipe, tmp_path)
     record, folder = run(recipe, tmp_path, minutes=1e-9, resume_from="auto")
     assert [line["update"] for line in runs.read_log(folder)] == [record["updates"]] == [3]
@@ -129,6 +130,6 @@ def test_a_run_that_goes_on_has_no_record_of_before(
     _, cut = run(tiny(), tmp_path, minutes=1e-9)
     assert (cut / "metrics.json").is_file()
     at_update(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(train.RunInterruptedError):
+    with pytest.raises(RunInterruptedError):
         run(tiny(), tmp_path, resume_from="auto")
     assert not (cut / "metrics.json").exists()

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from mulstm import __version__, console
 from mulstm.cli._ending import leaving
-from mulstm.errors import MulstmError
+from mulstm.errors import MulstmError, RunInterruptedError
 
 # How torch says it of a CPU.
 NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed")
@@ -61,6 +61,8 @@ def _told_cleanly() -> Iterator[None]:
     except EOFError as fault:
         # Typer would say that the user gave up. Nobody is asked anything here: it is a fault of ours.
         raise RuntimeError("Something that was read ended too early.") from fault
+    except RunInterruptedError as stop:  # of a KeyboardInterrupt Typer would tell nothing
+        raise SystemExit(stop.exit_code) from stop
     except USAGE as fault:
         fault.message = console.printable(fault.message)
         raise
@@ -118,6 +120,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         with leaving():
             app(args=given, prog_name="mulstm")
     except SystemExit as end:
+        if isinstance(end.__cause__, RunInterruptedError) and console.speaks():
+            console.error(str(end.__cause__))
         # Of a pipe whose other end is closed Typer makes a 1.
         sys.exit(141 if isinstance(end.__context__, BrokenPipeError) else end.code)
     except (MulstmError, OSError, RuntimeError, MemoryError) as fault:

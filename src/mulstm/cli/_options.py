@@ -25,10 +25,19 @@ Minutes = Annotated[
     ),
 ]
 Length = Annotated[int, typer.Option("--length", "-n", min=0, help="Symbols to draw.")]
+
+
+def path(given: str) -> Path:
+    """As Typer does, but for an empty one, which would be the current folder."""
+    if not given:
+        raise typer.BadParameter("the path is empty; is a variable unset?")
+    return Path(given)
+
+
 Model = Annotated[
     Path,
     typer.Argument(
-        readable=False,  # told as any other fault of a file
+        parser=path,
         help="A checkpoint, the folder of a run or of runs (the newest), or a released model by name.",
     ),
 ]

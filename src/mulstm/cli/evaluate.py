@@ -60,7 +60,9 @@ def command(
         bool,
         typer.Option("--dynamic", help="Let a copy of the model learn from each segment once it is scored."),
     ] = False,
-    segment: Annotated[int, typer.Option("--segment", min=1, help="Dynamic: symbols between updates.")] = 20,
+    segment: Annotated[
+        int | None, typer.Option("--segment", min=1, help="Dynamic: symbols between updates (default: 20).")
+    ] = None,
     rate: Annotated[
         float | None,
         typer.Option(
@@ -71,9 +73,12 @@ def command(
         ),
     ] = None,
     pull: Annotated[
-        float, typer.Option("--pull", min=0, help="Dynamic: pull back to the trained weights.")
-    ] = 1e-3,
-    epsilon: Annotated[float, typer.Option("--epsilon", min=0, help="Dynamic: added to the scale.")] = 1e-5,
+        float | None,
+        typer.Option("--pull", min=0, help="Dynamic: pull back to the trained weights (default: 1e-3)."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", min=0, help="Dynamic: added to the scale (default: 1e-5).")
+    ] = None,
     as_trained: Annotated[
         bool,
         typer.Option("--as-trained", help="Dynamic: move weight norm's rows and gains, not the matrices."),
@@ -98,10 +103,12 @@ def command(
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
 
-    asked, folded = Settings(segment, rate, pull, epsilon), not as_trained
+    options = {"segment": segment, "rate": rate, "pull": pull, "epsilon": epsilon}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    asked, folded = Settings(**given) if given else None, not as_trained
     if dynamic and lanes not in (None, 1):
         raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
-    if not dynamic and (as_trained or asked != Settings()):
+    if not dynamic and (as_trained or given):
         raise typer.BadParameter(
             "--segment, --rate, --pull, --epsilon and --as-trained go with it only", param_hint="--dynamic"
         )

@@ -13,7 +13,7 @@ import typer
 
 from mulstm import console
 from mulstm.cli._options import AsJson, Device, Overrides, RunsDir
-from mulstm.errors import RecipeError
+from mulstm.errors import RecipeError, RunInterruptedError
 
 
 def command(
@@ -41,9 +41,9 @@ def command(
         record, folder = train.train(
             chosen, runs_dir=runs_dir, device=device, resume_from="auto" if resume else None
         )
-    except train.RunInterruptedError as stop:
+    except RunInterruptedError as stop:
         remedy = "Go on with the same command and --resume."
-        raise train.RunInterruptedError(stop.what, remedy, stop.signum) from stop
+        raise RunInterruptedError(stop.what, remedy, stop.signum) from stop
     data = corpus.split("test").raw()
     compressors = {name: 8 * len(pack(data)) / len(data) for name, pack, _ in STANDARD}
     loaded = checkpoint.load(folder)

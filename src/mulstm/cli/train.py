@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._options import AsJson, DataDir, Device, Minutes, Overrides, Quiet, RunsDir, Target
+from mulstm.cli._options import AsJson, DataDir, Device, Minutes, Overrides, Quiet, RunsDir, Target, path
 
 
 def command(
@@ -22,7 +22,10 @@ def command(
         ),
     ] = None,
     start_from: Annotated[
-        Path | None, typer.Option("--from", help="A checkpoint, run or released model to start from.")
+        Path | None,
+        typer.Option(
+            "--from", parser=path, metavar="<path>", help="A checkpoint, run or released model to start from."
+        ),
     ] = None,
     minutes: Minutes = 0.0,
     device: Device = "auto",
@@ -42,7 +45,7 @@ def command(
     from mulstm.cli import _target
     from mulstm.report.records import CUT
 
-    run = None if resume in (None, "auto") else Path(resume)
+    run = None if resume in (None, "auto") else path(resume)
     if not target and run is None:
         raise typer.BadParameter("give a text, a recipe, or --resume with a run's folder")
     if run is not None and not runs.is_run(run):

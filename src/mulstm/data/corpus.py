@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mulstm.data import stdlib, store
+from mulstm.data import plain, stdlib, store
 from mulstm.data.alphabet import Alphabet, Bytes
 from mulstm.data.known import KNOWN, Known
 from mulstm.data.text import Text
@@ -129,6 +129,8 @@ def load(
     "90-5-5"); `protocol` is for corpora that have several; `alphabet` is "bytes" or "corpus" (the
     distinct bytes of the whole text).
     """
+    if not str(name_or_path):  # else the current folder
+        raise DataError("The text's name is empty. Give a file, a folder, or a known corpus.")
     known = KNOWN.get(str(name_or_path))
     train, valid, _ = shares_of(split, "90-5-5")
     _check_protocol(name_or_path, known, protocol)
@@ -204,6 +206,7 @@ def _users_text(path: Path) -> Text:
         text = Text([_unpacked(p) for p in _files_in(path) if p.stat().st_size])
         what = f"The folder {path}"
     elif path.is_file():
+        _require_plain(path)
         text, what = Text([_unpacked(path)]), f"The file {path}"
     elif path.exists():
         raise DataError(f"{path} is neither a file nor a folder. Write what it gives to a file first.")
@@ -234,6 +237,20 @@ def _files_in(folder: Path) -> list[Path]:
 def is_hidden(relative: Path) -> bool:
     """Whether a folder's text leaves this file of it out."""
     return any(part.startswith(".") for part in relative.parts)
+
+
+def _require_plain(path: Path) -> None:
+    """Refuses a file whose bytes are hardly meant as a text; in a folder all are."""
+    meant = "If its bytes are meant, put it into a folder of its own and give that."
+    if path.suffix.lower() in plain.NOT_READ:
+        may_stay = "gz, bz2, xz, zip and tar may stay"
+        raise DataError(f"{path} is packed in a way that is not read here. Unpack it; {may_stay}. {meant}")
+    if path.suffix.lower() in store.PACKED:
+        return
+    with path.open("rb") as file:
+        fault = plain.fault_of(file.read(plain.HEAD))
+    if fault:
+        raise DataError(f"{path} {fault.what}. {fault.remedy}. {meant}")
 
 
 def _unpacked(path: Path) -> Path:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,10 @@ class Text:
         sizes = [part.stat().st_size if isinstance(part, Path) else part.size for part in parts]
         self._starts = [0, *accumulate(sizes)]
         self._open: OrderedDict[int, tuple[mmap.mmap, Bytes]] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Files are mapped anew by whoever gets a copy, in another process too."""
+        return self.__dict__ | {"_open": OrderedDict()}
 
     def __len__(self) -> int:
         return self._starts[-1]

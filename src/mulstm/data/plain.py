@@ -1,0 +1,35 @@
+"""Files that would be read as they stand though they are packed, or no text: known by how they begin."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import NamedTuple
+
+HEAD = 10  # bytes that tell
+NOT_READ = (".zst", ".7z", ".rar")  # packed in ways that nothing here unpacks
+_PACKED = re.compile(rb"(?P<gz>\x1f\x8b)|(?P<bz2>BZh[1-9]1AY&SY)|(?P<xz>\xfd7zXZ\x00)")
+_NO_TEXT = re.compile(
+    rb"(?P<parquet>PAR1)|(?P<arrow>ARROW1)|(?P<zip>PK\x03\x04)|(?P<npy>\x93NUMPY)|(?P<zst>\x28\xb5\x2f\xfd)"
+)
+
+
+class Fault(NamedTuple):
+    """What a file is instead of a plain text, and what to do, each to be said of its path."""
+
+    what: str
+    remedy: str
+
+
+def fault_of(head: bytes) -> Fault | None:
+    """Why a file that begins so is not to be read as it stands; None where it may be."""
+    if packed := _PACKED.match(head):
+        ending = packed.lastgroup
+        return Fault(
+            f"is packed ({ending}), and does not say so", f"Give it the ending .{ending}, or unpack it"
+        )
+    if other := _NO_TEXT.match(head):
+        return Fault(f"is no text (but {other.lastgroup})", "Write what it holds as text, CSV or JSONL")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return Fault("is written in UTF-16", "Save it as UTF-8")
+    return None
