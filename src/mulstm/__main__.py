@@ -8,7 +8,7 @@ from types import FrameType
 def main() -> None:
     # OpenMP's threads wait for each other in a loop that keeps the core. Where other programs want the
     # cores too, a step then waits for a thread that cannot run: ten times slower was measured. Going to
-    # sleep soon costs a few percent on a quiet machine. It must be said before torch is imported.
+    # sleep soon costs nothing on a quiet machine. It must be said before torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, and stays so
         signal.signal(signal.SIGINT, interrupted)
