@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mulstm import console
-from mulstm.errors import BackendError, MulstmError, RunError
+from mulstm.errors import BackendError, MulstmError, RunError, RunInterruptedError
 
 R = TypeVar("R")
 CPU = torch.device("cpu")
@@ -147,7 +147,7 @@ def joined(device: str) -> Iterator[Share]:
     share = Share(dist.get_rank(), count, where)
     try:
         yield share
-    except MulstmError as fault:
+    except (MulstmError, RunInterruptedError) as fault:
         if _all_failed(count):
             _part()
         elif not share.first:  # who speaks for all, and knows nothing of it

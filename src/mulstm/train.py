@@ -312,7 +312,7 @@ def finish(job: Job) -> dict[str, Any]:
         after = {"valid_bits_per_char": found.calibration.after, "calibration": found.calibration._asdict()}
         metrics = tensorfile.read_meta(file)["metrics"] | after
         job.share.by_first(lambda: _write_model(job, file.name, model, metrics))
-    record["fingerprint"] = job.share.by_first(lambda: checkpoint.fingerprint(model, job.corpus.alphabet))
+    record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
     if job.run is not None:
         job.run.write_json("metrics.json", record)
     return record
