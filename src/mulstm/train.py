@@ -308,14 +308,19 @@ def finish(job: Job) -> dict[str, Any]:
         if not math.isfinite(costs.nats):  # and what was saved last is that model
             what = f"The loss on the {name} part is no longer a number at update {progress.update:,}"
             raise divergence.DivergedError(what, divergence.start_again(job))
-    if found.calibration is not None:  # the run's state stays as it is: training would go on from there
-        after = {"valid_bits_per_char": found.calibration.after, "calibration": found.calibration._asdict()}
-        metrics = tensorfile.read_meta(file)["metrics"] | after
-        job.share.by_first(lambda: _write_model(job, file.name, model, metrics))
+    made = found.calibration
+    if made is not None and calibration is None:
+        job.share.by_first(lambda: _write_calibrated(job, file, model, made))
     record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
     if job.run is not None:
         job.run.write_json("metrics.json", record)
     return record
+
+
+def _write_calibrated(job: Job, file: Path, model: LanguageModel, made: Calibration) -> None:
+    """In place of the model as it was trained; the run's state stays, and training would go on from there."""
+    after = {"valid_bits_per_char": made.after, "calibration": made._asdict()}
+    _write_model(job, file.name, model, tensorfile.read_meta(file)["metrics"] | after)
 
 
 def _metrics(job: Job, bits: float | None) -> dict[str, Any]:
