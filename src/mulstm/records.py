@@ -127,7 +127,7 @@ def _require_text(file: IO[bytes], path: str) -> None:
     """Refuses what is packed though nothing says so, or written in UTF-16: it would be read as it stands."""
     head: bytes = file.peek(plain.HEAD) if hasattr(file, "peek") else b""
     if fault := plain.fault_of(head):
-        remedy = "Unpack it into the pipe" if path == "-" and "packed" in fault.what else fault.remedy
+        remedy = "Unpack it into the pipe" if path == "-" and fault.is_packed else fault.remedy
         raise DataError(f"{path} {fault.what}. {remedy}.")
 
 

@@ -19,6 +19,7 @@ class Fault(NamedTuple):
 
     what: str
     remedy: str
+    is_packed: bool = False
 
 
 def fault_of(head: bytes) -> Fault | None:
@@ -26,7 +27,7 @@ def fault_of(head: bytes) -> Fault | None:
     if packed := _PACKED.match(head):
         ending = packed.lastgroup
         return Fault(
-            f"is packed ({ending}), and does not say so", f"Give it the ending .{ending}, or unpack it"
+            f"is packed ({ending}), and does not say so", f"Give it the ending .{ending}, or unpack it", True
         )
     if other := _NO_TEXT.match(head):
         return Fault(f"is no text (but {other.lastgroup})", "Write what it holds as text, CSV or JSONL")
