@@ -14,6 +14,7 @@ COLOURS = {
     "mlstm-emb-wn-vd-large": BLUE,
     "mlstm-emb-wn-vd-large-ten": SKY,
     "mlstm-emb-wn-vd-large-long": INK,
+    "mlstm-emb-wn-vd-large-longer": SKY,
     "mlstm-emb-wn-vd": GREEN,
     "mlstm-emb-wn": ORANGE,
     "mlstm": PURPLE,
