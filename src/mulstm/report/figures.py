@@ -14,7 +14,6 @@ COLOURS = {
     "mlstm-emb-wn-vd-large": BLUE,
     "mlstm-emb-wn-vd-large-ten": SKY,
     "mlstm-emb-wn-vd-large-long": INK,
-    "mlstm-emb-wn-vd-large-longer": SKY,
     "mlstm-emb-wn-vd": GREEN,
     "mlstm-emb-wn": ORANGE,
     "mlstm": PURPLE,

@@ -116,12 +116,6 @@ TEXT8 = Table(
             front=True,
         ),
         Line(
-            "large mLSTM +emb +WN +VD, weight decay, output dropout, longer run in fp8",
-            0.0,
-            "mlstm-emb-wn-vd-large-longer",
-            front=True,
-        ),
-        Line(
             "large mLSTM +emb +WN +VD",
             1.27,
             "mlstm-emb-wn-vd-large",
