@@ -113,6 +113,6 @@ def for_record(found: Evaluation, moved: Moved, loaded: Checkpoint) -> dict[str,
         "precision": loaded.model.precision,
         "storage": loaded.meta["storage"],
         "seconds": found.seconds,
-        "hardware": hardware(loaded.model.W_out.device),
+        "hardware": hardware(loaded.model.device),
         "commit": commit(),
     }

@@ -183,17 +183,16 @@ def find(path: str | os.PathLike[str]) -> Path:
     if not os.fspath(path):  # else the current folder
         raise CheckpointError("The model's name is empty. Give a file, the folder of a run, or a name.")
     if given.is_dir():
-        found = _model_in(given) or _newest_below(given)
-        if found is None and runs.is_run(given):
+        if found := _model_in(given) or _newest_below(given):
+            return found
+        if runs.is_run(given):
             raise CheckpointError(
                 f"The run in {given} has kept no model: it has just begun, or ended before its first. "
                 "Wait for it, or train again."
             )
-        if found is None:
-            raise CheckpointError(
-                f"There is no checkpoint in the folder {given}. Train first, or give a .safetensors file."
-            )
-        return found
+        raise CheckpointError(
+            f"There is no checkpoint in the folder {given}. Train first, or give a .safetensors file."
+        )
     if given.is_file():
         return given
     known = released()

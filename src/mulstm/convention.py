@@ -14,14 +14,13 @@ import numpy.typing as npt
 
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import DataError
+from mulstm.recipe import CONVENTIONS
 
 Symbols = npt.NDArray[np.int16]  # a record may be long, and -1 is a target
 
 # UniRep's tokens 0 ... 23; three letters share the last one with X.
 RESIDUES = b"-MRHKDESTNQCUGPAVIFYWLOX"
 
-# Stored by name in a checkpoint's source; the empty name is what we train ourselves.
-CONVENTIONS = ("", "protein", "openai-review", "nvidia-review")
 _TAG = re.compile(r"<.*?>")
 _SPACE = re.compile(r"\s+")
 _NUMBER = re.compile("&#0*([0-9]+)")
@@ -34,7 +33,7 @@ class Convention:
     """The alphabet of a model with the manner in which its texts are written."""
 
     alphabet: Alphabet
-    name: str = ""
+    name: str = ""  # stored in a checkpoint's source
     opens: bool = False  # trained on records, so that it has read none without what stands before it
 
     @classmethod

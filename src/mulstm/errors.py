@@ -11,13 +11,7 @@ class _Whole(BaseException):
     """One that other processes get with its text and attributes, whatever it was made of."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.args), self.__dict__
-
-
-def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    fault = kind.__new__(kind, *args)
-    fault.args = args
-    return fault
+        return BaseException.__new__, (type(self), *self.args), self.__dict__  # past its own __init__
 
 
 class MulstmError(_Whole, Exception):

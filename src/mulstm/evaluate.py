@@ -142,7 +142,7 @@ def _stream(
     progress: Callable[[int, float], None] | None,
 ) -> list[Evaluation]:
     """The cost of each part; one pass over the longest."""
-    device = next(model.parameters()).device
+    device = model.device
     folded = model.folded().eval()
     nats = torch.zeros(len(parts), dtype=torch.float64, device=device)
     started = time.perf_counter()
@@ -155,9 +155,9 @@ def _stream(
             torch.from_numpy(np.concatenate(side)).to(device, torch.long)
             for side in zip(*chunks, strict=True)
         )
-        each = score(x, y)
-        nats += torch.stack([rows.sum(dtype=torch.float64) for rows in torch.split(each, lanes)])
-        for part, room, rows, own in zip(parts, kept, torch.split(each, lanes), chunks, strict=True):
+        each = torch.split(score(x, y), lanes)  # of each part
+        nats += torch.stack([rows.sum(dtype=torch.float64) for rows in each])
+        for part, room, rows, own in zip(parts, kept, each, chunks, strict=True):
             if room is not None:
                 _keep(room, rows.cpu().numpy(), own.y, k * chunk, part.length)
         # Asking for the sum makes a GPU wait, so it is asked for now and then only.

@@ -208,10 +208,9 @@ def _in_symbols_of_start(
         return corpus
     if start is None and path is not None and earlier.tuned_from(path):
         start = checkpoint.load(path / "last.safetensors")
-    if start is None:
+    if start is None or name_of(start.alphabet) != "corpus":
         return corpus
-    alphabet = start.alphabet
-    return corpus.in_alphabet(alphabet) if name_of(alphabet) == "corpus" else corpus
+    return corpus.in_alphabet(start.alphabet)
 
 
 def lanes(recipe: Recipe, corpus: Corpus, epoch: int) -> Lanes | RecordLanes:

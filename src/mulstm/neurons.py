@@ -50,12 +50,12 @@ def trace(loaded: Checkpoint, record: Record, units: Sequence[int], of: str = "h
     require_units(model, units)
     if of not in ("h", "c"):
         raise MulstmError(f'A unit has h and c, not "{of}". Give one of these.')
-    if of == "c" and model.zero_state(1)[-1].c.shape[1] == 0:
+    if of == "c" and model.c_width == 0:
         raise MulstmError(f"The cell {model.recipe.cell} has no c. Trace h.")
     convention = loaded.convention
     symbols = convention.read(record.text, record.id)
     before, _ = convention.around
-    x = torch.from_numpy(symbols).to(model.W_out.device).long().unsqueeze(0)
+    x = torch.from_numpy(symbols).to(model.device).long().unsqueeze(0)
     chosen = list(units)
     values = np.empty((symbols.size, len(chosen)))
     state: tuple[State, ...] = model.zero_state(1)

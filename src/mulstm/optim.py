@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -117,16 +117,15 @@ class NormalisedRMSprop(torch.optim.Optimizer):
         return loss
 
 
-def clip(parameters: Iterable[Tensor], largest: float) -> Tensor:
+def clip(parameters: Sequence[Tensor], largest: float) -> Tensor:
     """The norm of the whole gradient, after scaling it down to `largest` if that is > 0 and exceeded."""
-    held = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None], foreach=True)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
     if largest > 0:
-        torch.nn.utils.clip_grads_with_norm_(held, largest, norm, foreach=True)
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm, foreach=True)
     return norm
 
 
-def clip_and_step(optimiser: torch.optim.Optimizer, parameters: Iterable[Tensor], largest: float) -> Tensor:
+def clip_and_step(optimiser: torch.optim.Optimizer, parameters: Sequence[Tensor], largest: float) -> Tensor:
     """Clips as `clip` does, makes the optimiser's step, and returns the norm; gradients are not kept."""
     if isinstance(optimiser, torch.optim.Adam) and _fusible(optimiser):
         return _fused_adam(optimiser, largest)
@@ -176,29 +175,29 @@ def _fused_adam(optimiser: torch.optim.Adam, largest: float) -> Tensor:
 
 def state_tensors(optimiser: torch.optim.Optimizer, named: Named) -> dict[str, Tensor]:
     """What the optimiser remembers, each tensor under "<what>.<parameter>"."""
-    found: dict[str, Tensor] = {}
-    for name, parameter in named:
-        for what, value in optimiser.state.get(parameter, {}).items():
-            found[f"{what}.{name}"] = value
-    return found
+    return {
+        f"{what}.{name}": value
+        for name, parameter in named
+        for what, value in optimiser.state.get(parameter, {}).items()
+    }
 
 
 @torch.no_grad()
 def load_state_tensors(optimiser: torch.optim.Optimizer, named: Named, tensors: Mapping[str, Tensor]) -> None:
     """Puts back what `state_tensors` gave; ValueError where a part of it is missing or of another shape."""
-    named = list(named)
+    parameters = dict(named)
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+    for key, value in tensors.items():
+        what, _, name = key.partition(".")
+        if name not in parameters:
+            raise ValueError(f"there is no parameter {name}")
+        parameter = parameters[name]
+        if value.shape != (() if what == "step" else parameter.shape):
+            raise ValueError(f"{key} has the shape {tuple(value.shape)}")
+        states[name][what] = value.to(parameter.device).clone()
     whats = {key.partition(".")[0] for key in tensors}
-    if odd := {key.partition(".")[2] for key in tensors} - {name for name, _ in named}:
-        raise ValueError(f"there is no parameter {min(odd)}")
-    for name, parameter in named:
-        state: dict[str, Tensor] = {}
-        for key, value in tensors.items():
-            what, _, whose = key.partition(".")
-            if whose == name:
-                if value.shape != (() if what == "step" else parameter.shape):
-                    raise ValueError(f"{key} has the shape {tuple(value.shape)}")
-                state[what] = value.to(parameter.device).clone()
+    for name, parameter in parameters.items():
         if parameter.requires_grad:
-            if missing := sorted(whats - state.keys()):
+            if missing := sorted(whats - states[name].keys()):
                 raise ValueError(f"{missing[0]}.{name} is missing")
-            optimiser.state[parameter] = state
+            optimiser.state[parameter] = states[name]

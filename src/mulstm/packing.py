@@ -149,7 +149,7 @@ def run(
 
     Two cores are used best by one large product at a time, so lanes are many and chunks short.
     """
-    device = model.W_out.device
+    device = model.device
     states = model.zero_state(0)
     with model.evaluating():
         for packed in pack(records, **how):

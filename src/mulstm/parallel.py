@@ -149,12 +149,12 @@ def joined(device: str) -> Iterator[Share]:
         yield share
     except (MulstmError, RunInterruptedError) as fault:
         if _all_failed(count):
-            _part()
+            _leave()
         elif not share.first:  # who speaks for all, and knows nothing of it
             console.error(f"Process {share.rank}: {fault}")
         raise
     else:
-        _part()
+        _leave()
 
 
 def _told(name: str, least: int, default: str | None = None) -> int:
@@ -181,7 +181,7 @@ def _all_failed(count: int) -> bool:
     return False
 
 
-def _part() -> None:
+def _leave() -> None:
     # Leaving while another process still sends aborts it; so all meet once more before the group ends.
     with contextlib.suppress(RuntimeError):
         dist.barrier()

@@ -45,7 +45,7 @@ class Predictor:
         self.model = model.folded().eval()
         self.alphabet = alphabet
         self.lanes = lanes
-        self.device = next(self.model.parameters()).device
+        self.device = self.model.device
         self.reset()
 
     @property

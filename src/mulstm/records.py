@@ -232,13 +232,13 @@ def _jsonl(file: IO[bytes], path: str, column: str, id_column: str, label_column
             raise DataError(f"{where}: not JSON ({error}). {_NO_OBJECT}") from error
         if not isinstance(value, dict):
             raise DataError(f"{where}: a {type(value).__name__}, not an object. {_NO_OBJECT}")
-        fields = _fields(list(value), column, id_column, label_column, where)
-        column = fields[0]  # as in the first line
+        # The text's column stays that of the first line; the name's may come and go.
+        column, name_column, _ = _fields(list(value), column, id_column, label_column, where)
         text = value[column]
         if not isinstance(text, str):
-            raise DataError(f'{where}: "{fields[0]}" is {type(text).__name__}, not text. Mend the line.')
-        name = value[fields[1]] if fields[1] else None
-        label = value[fields[2]] if fields[2] else ""
+            raise DataError(f'{where}: "{column}" is {type(text).__name__}, not text. Mend the line.')
+        name = value[name_column] if name_column else None
+        label = value[label_column] if label_column else ""
         if label_column and (label is None or not str(label).strip()):
             raise DataError(f'{where}: "{label_column}" is empty, no label. Mend the line, or take it out.')
         name = ("" if name is None else _sound(str(name))) or str(number)

@@ -55,6 +55,6 @@ class ReplayedScorer(Scorer):
 
 def scorer(model: LanguageModel, lanes: int, chunk: int, chunks: int) -> Scorer:
     """The one that suits the model's device, for a text of so many chunks."""
-    if chunks > 2 and next(model.parameters()).is_cuda:
+    if chunks > 2 and model.device.type == "cuda":
         return ReplayedScorer(model, lanes, chunk)
     return Scorer(model, lanes)

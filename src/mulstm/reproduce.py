@@ -83,7 +83,7 @@ def reproduce(
     for recipe in asked:
         what = f"{recipe.name}, seed {recipe.train.seed}"
         path = place(results, recipe.name, recipe.train.seed)
-        earlier = _earlier(results, recipe)
+        earlier = _earlier(path)
         if earlier is not None and (earlier["complete"] or _had_its_time(earlier, minutes)):
             how = "" if earlier["precision"] == recipe.train.precision else f", in {earlier['precision']}"
             how += "" if earlier["complete"] else f", cut short after {earlier['epochs']:.3g} epochs"
@@ -195,10 +195,10 @@ def _require_writable(folder: Path) -> None:
         ) from None
 
 
-def _earlier(results: Path, recipe: Recipe) -> Record | None:
-    """The record of this very recipe and seed."""
+def _earlier(path: Path) -> Record | None:
+    """The record there, if its recipe still stands as it was."""
     try:
-        record = read_one(place(results, recipe.name, recipe.train.seed))
+        record = read_one(path)
     except RunError:  # none, or a damaged one, which is made again
         return None
     return None if record.changes() else record

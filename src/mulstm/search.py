@@ -75,7 +75,8 @@ def search(
         texts: dict[DataRecipe, tuple[Corpus, dict[str, Any]]] = {}
         for trial in trials:  # what one of them cannot have is told before any work, too
             if trial.recipe.data not in texts:
-                text = _with_a_valid_part(trial.recipe, share, data_dir)
+                text = jobs.load_corpus(trial.recipe, share, data_dir)
+                text.split("valid").require_symbols()  # trials are compared on it
                 texts[trial.recipe.data] = text, jobs.corpus_facts(text)
             text, facts = texts[trial.recipe.data]
             if _line_of(known, trial.recipe, facts) is None:
@@ -113,12 +114,6 @@ def _line_of(known: Sequence[Result], recipe: Recipe, text: dict[str, Any]) -> R
         if is_same and line.get("corpus", text) == text:
             return line
     return None
-
-
-def _with_a_valid_part(recipe: Recipe, share: parallel.Share, data_dir: str | Path | None) -> Corpus:
-    corpus = jobs.load_corpus(recipe, share, data_dir)
-    corpus.split("valid").require_symbols()  # trials are compared on it
-    return corpus
 
 
 def _run(

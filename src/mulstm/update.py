@@ -34,7 +34,7 @@ class Update:
         self.model = model
         self.recipe = recipe
         self.generator = generator
-        self.share = share or Share(device=next(model.parameters()).device)
+        self.share = share or Share(device=model.device)
         self.named = [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
         self.parameters = [tensor for _, tensor in self.named]
         device = self.parameters[0].device
@@ -230,5 +230,5 @@ def make(
     """The update for the device the model is on."""
     # Cells without a factor that could shut the state out are cut where records begin: no graph holds that.
     cut = bool(recipe.data.records) and model.recipe.cell in ("lstm", "rnn", "tensor-rnn")
-    kind = GraphedUpdate if next(model.parameters()).is_cuda and not cut else Update
+    kind = GraphedUpdate if model.device.type == "cuda" and not cut else Update
     return kind(model, recipe, generator, share)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mulstm.recipe import MULTIPLICATIVE
+
 # Measured on one H200: products, memory, cache; barrier of a whole grid.
 PRODUCTS, MEMORY, CACHE, BARRIER = 790e12, 4.6e12, 8.9e12, 0.93e-6
 FITS_CACHE = 50e6
@@ -51,7 +53,7 @@ class Work:
 
 def recurrence(cell: str, H: int, blocks: int = 4) -> Loop:
     """Of one layer of a cell."""
-    return Loop((blocks + 1) * H * H, 2) if cell in ("mlstm", "mrnn") else Loop(blocks * H * H, 1)
+    return Loop((blocks + 1) * H * H, 2) if cell in MULTIPLICATIVE else Loop(blocks * H * H, 1)
 
 
 def layer(cell: str, H: int, E: int, B: int, T: int) -> Work:

@@ -57,7 +57,7 @@ def model_of(how: Recipe, device: str) -> LanguageModel:
 
 def exact(model: LanguageModel) -> LanguageModel:
     """The same model in float64, by plain calls."""
-    twin = LanguageModel(model.recipe, model.alphabet_size, init=None).to(model.W_out.device).double()
+    twin = LanguageModel(model.recipe, model.alphabet_size, init=None).to(model.device).double()
     twin.load_state_dict(model.state_dict())
     twin.precision, twin.backend = "fp64", "reference"
     return twin.train(model.training)
@@ -90,7 +90,7 @@ class OurUpdate:
 
     def error(self) -> float:
         """Of the whole gradient of one chunk from a zero state, at the present weights and with masks."""
-        device = self.model.W_out.device
+        device = self.model.device
         x, y = (torch.from_numpy(part).long().to(device) for part in self.sets[0])
         masks = self.model.draw_masks(x.shape[0], self.how.dropout, torch.Generator(device).manual_seed(2))
         return rms(_gradient(self.model, x, y, masks), _gradient(exact(self.model), x, y, masks))

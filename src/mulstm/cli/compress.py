@@ -107,12 +107,11 @@ def command(
     total, passes = archive.length_of(file) or 0, 2 if verify else 1  # the way there, and the way back
     with console.moving(total, "compress", quiet, "bytes", passes) as progress:
         done = archive.compress_path(file, target, network, progress=progress, **how)
-    many = "lane" if done.lanes == 1 else "lanes"
     line = (
         f"{done.content:,} -> {console.counted(done.archive, 'byte')}, {done.bits_per_byte:.4f} bits/byte, "
-        f"{done.content / done.seconds / 1e3:,.1f} kB/s, {done.lanes} {many}"
+        f"{done.content / done.seconds / 1e3:,.1f} kB/s, "
+        f"{console.counted(done.lanes, 'lane')}, {'' if verify else 'not '}verified"
     )
-    line += ", verified" if verify else ", not verified"
     facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": model_bytes}
     tell(target, line, facts, as_json)
 

@@ -105,7 +105,7 @@ def command(
 
     options = {"segment": segment, "rate": rate, "pull": pull, "epsilon": epsilon}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    asked, folded = Settings(**given) if given else None, not as_trained
+    asked = Settings(**given) if given else None
     if dynamic and lanes not in (None, 1):
         raise typer.BadParameter("with --dynamic a text is read in one stretch", param_hint="--lanes")
     if not dynamic and (as_trained or given):
@@ -129,7 +129,7 @@ def command(
         if record is not None:
             adapt.require_record_of(loaded, part, record)
         trained = part_of(loaded, text if own else "", True, "train", data_dir, remedy=f"{REMEDY}.")
-        moved = adapt.prepare(loaded, asked, trained, folded=folded, quiet=quiet)
+        moved = adapt.prepare(loaded, asked, trained, folded=not as_trained, quiet=quiet)
         lanes, how = 1, (moved.model, part, moved.statistics, moved.settings)
         found = _watched(total, quiet, partial(evaluate_dynamic, *how, symbols=symbols))
     else:

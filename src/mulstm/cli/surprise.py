@@ -32,7 +32,6 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Compare two models on a text's most surprising symbols and just after them (the paper's Figure 3)."""
-
     from mulstm import checkpoint, machine, parallel
     from mulstm.cli._text import is_own, part_of
     from mulstm.evaluate import evaluate
@@ -64,7 +63,7 @@ def command(
             "split": part.name,
             "lanes": lanes,
             "precision": pair[0].model.precision,
-            "hardware": hardware(pair[0].model.W_out.device),
+            "hardware": hardware(pair[0].model.device),
             "commit": machine.commit(),
         }
         console.result_json(about | dataclasses.asdict(found))

@@ -92,11 +92,13 @@ class Reader:
         self.header = self._header()
 
     def _header(self) -> Header:
-        start = self._take(len(MAGIC) + 2, "its header", short_is_foreign=True)
-        if start[: len(MAGIC)] != MAGIC:
+        start = read(self._source, len(MAGIC))
+        self.size = len(start)
+        if not MAGIC.startswith(start):  # what is cut short begins right
             raise CheckFailedError(
-                f"This is not a .mul archive: it begins with {start[:8]!r}. Give one that mulstm wrote."
+                f"This is not a .mul archive: it begins with {start!r}. Give one that mulstm wrote."
             )
+        start += self._take(len(MAGIC) + 2 - len(start), "its header")
         (version,) = struct.unpack("<H", start[len(MAGIC) :])
         if version != VERSION:
             raise CheckFailedError(
@@ -165,13 +167,9 @@ class Reader:
             raise _damaged(where)
         return piece[: -_CRC.size]
 
-    def _take(self, size: int, where: str, short_is_foreign: bool = False) -> bytes:
+    def _take(self, size: int, where: str) -> bytes:
         piece = read(self._source, size)
         if len(piece) < size:
-            if short_is_foreign and not MAGIC.startswith(piece[: len(MAGIC)]):
-                raise CheckFailedError(
-                    f"This is not a .mul archive: it begins with {piece[:8]!r}. Give one that mulstm wrote."
-                )
             raise CheckFailedError(
                 f"The archive ends inside {where}, after byte {self.size + len(piece):,}: it is cut short. "
                 "Take another copy of it."

@@ -55,7 +55,7 @@ def _fold_layer(
 
     H, b_z = recipe.hidden, mine["b_z"].copy()
     b_h = None
-    if recipe.unit == "initial" and recipe.cell in ("mlstm", "lstm", "milstm"):
+    if recipe.unit == "initial":
         b_h = b_z[:H].copy()
         b_z[:H] = 0
     W_zm = matrix("W_zm")

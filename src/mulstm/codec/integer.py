@@ -16,6 +16,7 @@ from torch import Tensor
 from mulstm import tensorfile
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, MulstmError
+from mulstm.recipe import MULTIPLICATIVE
 
 KIND = "integer model"
 ARITHMETIC = 1  # changes when the same file would give other tables
@@ -225,7 +226,7 @@ def check(model: IntegerModel) -> None:
     first, least, haste = map(int, model.rate[:3])
     if not 0 <= least <= first <= MOST_RATE or haste < 1 or not 1 <= model.h_drop <= H_DROP:
         raise ValueError(f"rate is {model.rate.tolist()}")
-    multiplicative = model.cell in ("mlstm", "mrnn")
+    multiplicative = model.cell in MULTIPLICATIVE
     for k, layer in enumerate(model.layers):
         sees_symbol, sees_layer = k == 0 or model.skip, k > 0
         rows = N if sees_symbol else 1

@@ -34,7 +34,7 @@ from mulstm.codec.products import LOW_BITS
 from mulstm.codec.tables import LOGIT_BITS, Z_BITS
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import BackendError
-from mulstm.recipe import ModelRecipe
+from mulstm.recipe import LSTM_TYPE, MULTIPLICATIVE, ModelRecipe
 
 _H_UNIT = 2.0**-ACT_BITS
 _BITS_PER_NAT = 1.4426950408889634  # written out: libraries differ in the last digit of a logarithm
@@ -58,7 +58,7 @@ def quantize(
     out = (as_float(weights["W_out"]), as_float(weights["b_out"]) if recipe.output_bias else None)
     units = [_first_guess(layer) for layer in layers]
     model = _assemble(layers, units, out, recipe, alphabet, parent)
-    for _ in range(_ROUNDS if recipe.cell in ("mlstm", "mrnn") else 0):
+    for _ in range(_ROUNDS if recipe.cell in MULTIPLICATIVE else 0):
         for unit, peak in zip(units, _watch(model).peaks(), strict=True):
             unit *= np.maximum(peak, 1) * (_ROOM / ACT_MOST)
         model = _assemble(layers, units, out, recipe, alphabet, parent)
@@ -116,7 +116,7 @@ def _assemble(
     b_out = np.zeros(len(W_out)) if out[1] is None else out[1]
     return IntegerModel(
         cell=recipe.cell,
-        unit="tanh" if recipe.cell in ("rnn", "mrnn") else recipe.unit,
+        unit=recipe.unit if recipe.cell in LSTM_TYPE else "tanh",
         hidden=recipe.hidden,
         skip=recipe.skip,
         alphabet=alphabet,

@@ -107,21 +107,22 @@ def stream_of(path: Path) -> IO[bytes]:
 @contextlib.contextmanager
 def opened(path: Path, member: str) -> Iterator[IO[bytes]]:
     """The unpacked bytes of any file; of archives, those of the member called so, or the only one."""
-    with contextlib.ExitStack() as stack:
-        suffix = path.suffix.lower()
-        if suffix == ".zip":
-            archive = stack.enter_context(zipfile.ZipFile(path))
+    suffix = path.suffix.lower()
+    if suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
             inside = [n for n in archive.namelist() if not n.endswith("/")]
-            yield stack.enter_context(archive.open(_pick(path, inside, member)))
-        elif suffix == ".tgz" or ".tar" in (suffix, Path(path.stem).suffix.lower()):
-            tar = stack.enter_context(tarfile.open(path))
+            with archive.open(_pick(path, inside, member)) as stream:
+                yield stream
+    elif suffix == ".tgz" or ".tar" in (suffix, Path(path.stem).suffix.lower()):
+        with tarfile.open(path) as tar:
             members = {m.name: m for m in tar if m.isfile()}  # of several by a name, the last
-            stream = tar.extractfile(members[_pick(path, list(members), member)])
-            yield stack.enter_context(cast(IO[bytes], stream))
+            with cast(IO[bytes], tar.extractfile(members[_pick(path, list(members), member)])) as stream:
+                yield stream
             while cast(IO[bytes], tar.fileobj).read(BLOCK):  # a checksum comes after the last member
                 pass
-        else:
-            yield stack.enter_context(stream_of(path))
+    else:
+        with stream_of(path) as stream:
+            yield stream
 
 
 def _pick(path: Path, inside: list[str], member: str) -> str:

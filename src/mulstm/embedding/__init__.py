@@ -69,7 +69,7 @@ def embed(
     convention = loaded.convention
     given = list(texts(sequences))
     H = loaded.model.recipe.hidden
-    widths = (H, H, loaded.model.zero_state(1)[-1].c.shape[1])
+    widths = (H, H, loaded.model.c_width)
     rows = Representations(*(np.zeros((len(given), width), dtype=np.float32) for width in widths))
     symbols = (convention.read(text, str(k)) for k, text in enumerate(given, 1))
     for part in embedded(loaded, symbols, lanes=lanes):
@@ -87,7 +87,7 @@ def embedded(
 ) -> Iterator[Embedded]:
     """Representations as texts end, in any order; `positions` is handed (record, place, h) on the way."""
     model = loaded.model
-    total = torch.zeros(0, model.recipe.hidden, dtype=torch.float64, device=model.W_out.device)
+    total = torch.zeros(0, model.recipe.hidden, dtype=torch.float64, device=model.device)
     for packed, h, state in run(model, model.hidden, symbols, lanes=lanes):
         B, T = packed.x.shape
         # Float64, because a text of 30,000 symbols is a long sum.
@@ -180,7 +180,7 @@ def require_units(model: LanguageModel, units: Iterable[int]) -> None:
 def _widths(loaded: Checkpoint, wanted: Wanted) -> dict[str, int]:
     require_units(loaded.model, wanted.units)
     width = len(wanted.units) or loaded.model.recipe.hidden
-    c = width if loaded.model.zero_state(1)[-1].c.shape[1] else 0  # some cells have none
+    c = width if loaded.model.c_width else 0
     each = {"h_mean": width, "h_final": width, "c_final": c, "joined": 2 * width + c, "h": width}
     return {name: each[name] for name in (*wanted.vectors, *["h"] * wanted.positions)}
 

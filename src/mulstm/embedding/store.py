@@ -7,6 +7,7 @@ import errno
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -95,15 +96,9 @@ class Store:
 
     def id_blocks(self) -> Iterator[npt.NDArray[np.str_]]:
         """The ids as arrays of one fixed width."""
-        kind = f"<U{self.longest_id}"
-        block: list[str] = []
-        for id in self.ids():
-            block.append(id)
-            if len(block) * self.longest_id * 4 >= BLOCK:
-                yield np.array(block, dtype=kind)
-                block = []
-        if block:
-            yield np.array(block, dtype=kind)
+        ids, count = self.ids(), -(-BLOCK // (4 * self.longest_id))
+        while block := list(islice(ids, count)):
+            yield np.array(block, dtype=f"<U{self.longest_id}")
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
         """Blocks of rows in order; those of "h" count positions, all others records."""

@@ -100,9 +100,10 @@ def difference(step: Step, path: Path) -> float:
         found, *theirs = runtime.run(None, {k: v for k, v in given.items() if k in known})
         ours = tuple(ours_next)
         for a, b in zip((found, *theirs), (logits, *ours), strict=True):
-            scale = float(b.square().mean().sqrt()) if b.numel() else 0.0
-            off = np.asarray(a) - b.numpy()
-            worst = max(worst, float(np.sqrt((off**2).mean())) / max(scale, 1e-6) if b.numel() else 0.0)
+            if b.numel():
+                scale = max(float(b.square().mean().sqrt()), 1e-6)
+                off = np.asarray(a) - b.numpy()
+                worst = max(worst, float(np.sqrt((off**2).mean())) / scale)
     return worst
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from itertools import groupby
 from typing import Any, overload
 
 import torch
@@ -200,12 +201,7 @@ class MultiplicativeLSTM(_Base):
         dtype = self._check(data)
         lanes = batch_sizes.tolist()
         # Stretches of steps with the same lanes: (steps, lanes), lanes falling.
-        sizes: list[tuple[int, int]] = []
-        for n in lanes:
-            if sizes and sizes[-1][1] == n:
-                sizes[-1] = (sizes[-1][0] + 1, n)
-            else:
-                sizes.append((1, n))
+        sizes = [(len(list(steps)), n) for n, steps in groupby(lanes)]
         h, c = self._state(hx, data, lanes[0], False)
         if order is not None:
             h, c = h.index_select(1, order), c.index_select(1, order)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mulstm.ops import GATES, State, affine, blocks, keep, recurrence, require_plain, tensor_recurrence
+from mulstm.recipe import LSTM_TYPE, MULTIPLICATIVE
 
-MULTIPLICATIVE = ("mlstm", "mrnn")
 SHUT = -1e4  # a gate's pre-activation whose sigmoid is exactly zero in every precision
 
 
@@ -87,7 +87,7 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden, self.inputs = hidden, inputs
-        self.unit = "tanh" if cell in ("rnn", "mrnn", "tensor-rnn") else unit
+        self.unit = unit if cell in LSTM_TYPE else "tanh"
         self.learn_b_h = learn_b_h
         H, Z = hidden, blocks(self.unit) * hidden
         shapes: dict[str, tuple[int, ...]] = {"W_zx": (Z, inputs)}

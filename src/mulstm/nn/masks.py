@@ -28,7 +28,7 @@ def draw_masks(
     model: LanguageModel, B: int, dropout: DropoutRecipe | Any, generator: torch.Generator | None = None
 ) -> Masks | None:
     """As `LanguageModel.draw_masks` says."""
-    r, device = model.recipe, model.W_out.device
+    r, device = model.recipe, model.device
 
     def draw(p: float | Tensor, *shape: int) -> Tensor | None:
         if not isinstance(p, Tensor) and not 0 < p < 1:

@@ -19,7 +19,7 @@ from mulstm.nn.kept import Keeping, Kept, parameters_of
 from mulstm.nn.layer import Layer, Tables, Weights, look_up, make_anew, project, rows_of, tables, time_first
 from mulstm.nn.masks import Masks, draw_masks, require_masks
 from mulstm.ops import State, modes
-from mulstm.recipe import DropoutRecipe, InitRecipe, ModelRecipe
+from mulstm.recipe import LSTM_TYPE, DropoutRecipe, InitRecipe, ModelRecipe
 
 PRECISIONS = {
     "fp32": torch.float32,
@@ -35,7 +35,7 @@ def _precise(method: F) -> F:
 
     @functools.wraps(method)
     def run(self: LanguageModel, *args: Any, **kwargs: Any) -> Any:
-        with modes.without_autocast(self.W_out.device):
+        with modes.without_autocast(self.device):
             return method(self, *args, **kwargs)
 
     return cast(F, run)
@@ -88,7 +88,7 @@ class LanguageModel(Keeping):
         )
         self.W_out = nn.Parameter(torch.zeros(N, H * (recipe.layers if recipe.skip else 1)))
         self.b_out = nn.Parameter(torch.zeros(N)) if recipe.output_bias else None
-        if init is not None and self.W_out.device.type != "meta":
+        if init is not None and self.device.type != "meta":
             self.initialise(init)
 
     @_precise
@@ -238,7 +238,7 @@ class LanguageModel(Keeping):
         if state is None:
             return self.zero_state(B)
         # Kernels would read a state of other shapes without a word, or beyond it.
-        shapes = (B, H), (B, self._cells)
+        shapes = (B, H), (B, self.c_width)
         if [(h.shape, c.shape) for h, c in state] != [shapes] * self.recipe.layers:
             raise ValueError(
                 f"The state has not, for each layer, h and c of shapes {shapes}. "
@@ -247,9 +247,9 @@ class LanguageModel(Keeping):
         return state
 
     @property
-    def _cells(self) -> int:
-        """The width of c."""
-        return self.recipe.hidden if self.recipe.cell in ("lstm", "milstm", "mlstm") else 0
+    def c_width(self) -> int:
+        """How many numbers of c a layer has: H, or 0 where the cell has no c."""
+        return self.recipe.hidden if self.recipe.cell in LSTM_TYPE else 0
 
     def _packed(self, masks: Masks | None) -> packed.PackedWeights | None:
         """Packed weights, kept until a parameter changes; None where gradients or DropConnect are wanted."""
@@ -307,14 +307,19 @@ class LanguageModel(Keeping):
         """The type of h and of the products."""
         return PRECISIONS[self.precision]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.W_out.device
+
     def zero_state(self, B: int) -> tuple[State, ...]:
         """The state before the first symbol, for B lanes."""
-        H, device = self.recipe.hidden, self.W_out.device
+        H, device = self.recipe.hidden, self.device
         wide = torch.promote_types(self.dtype, torch.float32)
         return tuple(
             State(
                 torch.zeros(B, H, dtype=self.dtype, device=device),
-                torch.zeros(B, self._cells, dtype=wide, device=device),
+                torch.zeros(B, self.c_width, dtype=wide, device=device),
             )
             for _ in range(self.recipe.layers)
         )
@@ -337,7 +342,7 @@ class LanguageModel(Keeping):
         kept = 0 if embedding else self.recipe.embedding
         recipe = replace(self.recipe, embedding=kept, weight_norm=False)
         wide = torch.promote_types(self.W_out.dtype, torch.float32)  # products of narrower weights need room
-        with torch.device(self.W_out.device):
+        with torch.device(self.device):
             model = LanguageModel(recipe, self.alphabet_size, init=None).to(wide)
         make_anew(self)
         model.backend, model.precision = self.backend, self.precision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -29,7 +29,7 @@ def _there(work: Callable[Concatenate[LanguageModel, P], R]) -> Callable[Concate
 
     @wraps(work)
     def run(model: LanguageModel, /, *args: P.args, **options: P.kwargs) -> R:
-        with torch.cuda.device(model.W_out.device):
+        with torch.cuda.device(model.device):
             return work(model, *args, **options)
 
     return run
@@ -55,17 +55,13 @@ def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
         return False
     if modes.objection() is not None:
         return False
-    return _objection(model.W_out.device) is None
+    return _objection(model.device) is None
 
 
-_OBJECTIONS: dict[str, str | None] = {}
-
-
+@cache
 def _objection(device: torch.device) -> str | None:
     """Why Triton cannot run there; asked once for each device."""
-    if str(device) not in _OBJECTIONS:
-        _OBJECTIONS[str(device)] = objections(str(device), "bf16")["triton"]
-    return _OBJECTIONS[str(device)]
+    return objections(str(device), "bf16")["triton"]
 
 
 WIDE = 512  # units; below, pairs of lane and symbol are not worth their cost

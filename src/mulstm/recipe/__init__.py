@@ -5,7 +5,10 @@ from mulstm.recipe.reading import as_dict, check, dumps, fit, from_dict, load, n
 from mulstm.recipe.rules import RULES, parse_split
 from mulstm.recipe.schema import (
     CELLS,
+    CONVENTIONS,
     KEYS,
+    LSTM_TYPE,
+    MULTIPLICATIVE,
     SECTIONS,
     UNITS,
     DataRecipe,
@@ -21,7 +24,10 @@ from mulstm.recipe.schema import (
 
 __all__ = [
     "CELLS",
+    "CONVENTIONS",
     "KEYS",
+    "LSTM_TYPE",
+    "MULTIPLICATIVE",
     "RULES",
     "SECTIONS",
     "UNITS",

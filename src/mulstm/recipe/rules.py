@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from mulstm.recipe.schema import CELLS, KEYS, UNITS, Recipe
+from mulstm.recipe.schema import CELLS, CONVENTIONS, KEYS, LSTM_TYPE, UNITS, Recipe
 
 # What values may be: the keys, a test, and the words that follow "must be".
 Rule = tuple[str, Callable[[Any], bool], str]
@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = (
     _choice("init.input init.lower init.output", "orthogonal", "gaussian"),
     _choice("data.alphabet", "bytes", "corpus", "protein", "padded-bytes"),
     _choice("data.records", "", "fasta", "lines", "jsonl", "csv"),
-    _choice("data.convention", "", "protein", "openai-review", "nvidia-review"),
+    _choice("data.convention", *CONVENTIONS),
     _choice("optimiser.name", "adam", "adamw", "rmsprop-normalised"),
     _choice("optimiser.decay", "constant", "linear", "cosine", "exponential"),
     _choice("train.precision", "fp32", "bf16", "fp8"),
@@ -94,7 +94,7 @@ def faults(recipe: Recipe, is_fitted: bool = True) -> list[str]:
 def _contradictions(recipe: Recipe, is_fitted: bool) -> list[str]:
     """Values that are each possible, but not together."""
     model, dropout, data, train = recipe.model, recipe.dropout, recipe.data, recipe.train
-    rnn = model.cell in ("rnn", "tensor-rnn", "mrnn")
+    rnn = model.cell in CELLS and model.cell not in LSTM_TYPE
     shares = parse_split(data.split)
     is_unseen = shares is not None and shares[1] == 0
     wants = f'needs a validation part, and data.split = "{data.split}" has none'

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any, get_type_hints
 
 CELLS = ("rnn", "tensor-rnn", "mrnn", "lstm", "milstm", "mlstm")
+LSTM_TYPE = ("lstm", "milstm", "mlstm")  # cells with gates and c
+MULTIPLICATIVE = ("mrnn", "mlstm")  # cells with a factor m
 UNITS = ("standard", "initial", "initial-text")  # of the LSTM-type cells
+CONVENTIONS = ("", "protein", "openai-review", "nvidia-review")  # of records; the empty one is ours
 
 
 @dataclass(frozen=True)

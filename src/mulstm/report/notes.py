@@ -77,7 +77,7 @@ def _in_bytes(table: Table, records: Sequence[Record]) -> str:
         runs = shown_of_row(records, table.name, line.row, kind)
         bits = [mean(runs, f"{part}_bits_per_char") for part in ("valid", "test")]
         if runs:
-            told.append(f"{' / '.join(map(_four, bits))} {kind}")
+            told.append(f"{' / '.join(number(b, 4) for b in bits)} {kind}")
         product = mean(runs, "test_product_word_perplexity")
         if product is not None:
             products.append(f"{console.decimal(product, table.digits)} {kind}")
@@ -116,5 +116,6 @@ def _span(values: Sequence[float]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _four(bits: float | None) -> str:
-    return NOTHING if bits is None else f"{bits:.4f}"
+def number(value: float | None, digits: int) -> str:
+    """With so many digits behind the point; a dash where there is none."""
+    return NOTHING if value is None else console.decimal(value, digits)

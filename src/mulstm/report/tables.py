@@ -10,7 +10,7 @@ from typing import Any
 from mulstm import console
 from mulstm.recipe import names
 from mulstm.report import notes
-from mulstm.report.notes import NOTHING
+from mulstm.report.notes import NOTHING, number
 from mulstm.report.paper import SURPRISE_LSTM, SURPRISE_MLSTM, TABLES, Line, Table
 from mulstm.report.records import DYNAMIC, KINDS, UNROUNDED, Record, mean, of_row, shown_of_row, spread
 
@@ -213,8 +213,8 @@ def _score(runs: Sequence[Record], table: Table) -> str:
     texts = []
     for key in keys:
         value, deviation = mean(runs, key), spread(runs, key)
-        text = NOTHING if value is None else console.decimal(value, table.digits)
-        texts.append(text if deviation is None else f"{text} ± {console.decimal(deviation, table.digits)}")
+        text = number(value, table.digits)
+        texts.append(text if deviation is None else f"{text} ± {number(deviation, table.digits)}")
     return " / ".join(texts)
 
 
@@ -295,10 +295,10 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
                 body.append(
                     [
                         f"{record['recipe']}, seed {record['seed']}{_rounding(record)}",
-                        _three(record["test_bits_per_char"]),
-                        _three(dynamic),
-                        _perplexity(record, "test_word_perplexity"),
-                        _perplexity(record, "dynamic_test_word_perplexity"),
+                        number(record["test_bits_per_char"], 3),
+                        number(dynamic, 3),
+                        number(record.get("test_word_perplexity"), 1),
+                        number(record.get("dynamic_test_word_perplexity"), 1),
                         published,
                     ]
                 )
@@ -307,19 +307,10 @@ def _dynamic(records: Sequence[Record]) -> list[str]:
     return ["## Dynamic evaluation", note, grid(head, body) if body else f"*{NOT_RUN}*"]
 
 
-def _three(bits: float | None) -> str:
-    return NOTHING if bits is None else f"{bits:.3f}"
-
-
 def _rounding(record: Record) -> str:
     """How the weights were stored that dynamic evaluation began with, where that rounded them."""
     storage = record.get("dynamic_storage")
     return "" if storage in (None, *UNROUNDED) else f", weights in {storage}"
-
-
-def _perplexity(record: Record, key: str) -> str:
-    value = record.get(key)
-    return NOTHING if value is None else console.decimal(value, 1)
 
 
 def _incomplete(records: Sequence[Record]) -> list[str]:
@@ -328,8 +319,8 @@ def _incomplete(records: Sequence[Record]) -> list[str]:
             str(r["recipe"]),
             str(r["seed"]),
             f"{r['epochs']:.1f}",
-            _three(r["valid_bits_per_char"]),
-            _three(r["test_bits_per_char"]),
+            number(r["valid_bits_per_char"], 3),
+            number(r["test_bits_per_char"], 3),
             f"{r.minutes:.1f}",
             str(r["hardware"]),
             str(r.get("reason") or ""),
