@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mulstm.errors import MulstmError
 from mulstm.nn.model import LanguageModel
 
 STEP = 0.94  # from a factor that is tried to the next
@@ -36,11 +37,16 @@ class Calibration(NamedTuple):
 def calibrate(model: LanguageModel, cost: Callable[[], float]) -> Calibration:
     """Multiplies logits and recurrent products, in the model's weights, by the factors of least `cost`.
 
-    `cost` measures the model as it stands; it is called about twenty times. A factor that gains nothing worth
-    mentioning is 1.
+    `cost` measures the model as it stands; it is called some twenty to sixty times. A factor that gains
+    nothing worth mentioning is 1.
     """
     output: list[Tensor] = [tensor for tensor in (model.W_out, model.b_out) if tensor is not None]
     scaled = {"logits": output, "recurrent": [*map(_length, model.layers)]}
+    if not all(isinstance(tensor, nn.Parameter) for tensors in scaled.values() for tensor in tensors):
+        raise MulstmError(
+            "The model has parametrizations or is pruned: what is made anew cannot be scaled. Make them "
+            "part of its weights first: parametrize.remove_parametrizations, prune.remove."
+        )
     given = {name: [tensor.clone() for tensor in tensors] for name, tensors in scaled.items()}
     factors = dict.fromkeys(scaled, 1.0)
 

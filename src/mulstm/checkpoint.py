@@ -19,7 +19,7 @@ from mulstm import recipe as recipes
 from mulstm.convention import Convention
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import BackendError, CheckpointError, MulstmError
-from mulstm.nn.model import LanguageModel
+from mulstm.nn.model import LanguageModel, bare
 from mulstm.recipe import ModelRecipe, Recipe
 
 MODELS = "MULSTM_MODELS"  # a folder of models that are found by name
@@ -78,8 +78,8 @@ def save(
 
     What `load` would refuse is refused here: a file that may be there already stays as it was.
     """
+    model = bare(model)
     alphabet.require_size(model.alphabet_size)
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     plain = _shapes(Path(path), model.recipe, model.alphabet_size, len(weights))
     if odd := sorted(plain.keys() ^ weights.keys()):

@@ -18,7 +18,7 @@ from mulstm.data.corpus import Split
 from mulstm.data.lanes import Chunk, Lanes
 from mulstm.errors import DataError, MulstmError, no_number
 from mulstm.files import replacing
-from mulstm.nn.model import LanguageModel
+from mulstm.nn.model import LanguageModel, bare
 from mulstm.nn.packed import check_kernels
 from mulstm.packing import nats_of, run
 from mulstm.record_corpus import RecordSplit
@@ -61,10 +61,11 @@ def evaluate(
     chunk: int = 200,
     *,
     symbols: int = 0,  # only so many from the beginning; 0: all
-    losses: bool | Path = False,  # keep each symbol's loss: in memory, or in this .npy file
+    losses: bool | str | os.PathLike[str] = False,  # keep each symbol's loss: in memory, or in this .npy file
     progress: Callable[[int, float], None] | None = None,  # gets the symbols read and their bits/char so far
 ) -> Evaluation:
     """The cost of a split, cut into `lanes` stretches that each start from a zero state; constant memory."""
+    model, file = bare(model), None if isinstance(losses, bool) else Path(losses)
     split.alphabet.require_size(model.alphabet_size)
     _require_sizes(lanes, chunk, symbols)
     if isinstance(split, RecordSplit):
@@ -75,9 +76,9 @@ def evaluate(
             )
         return _records(model, split, symbols, progress)
     part = _Part(split, lanes, min(symbols or split.symbols_count, split.symbols_count))
-    with _room(losses, part.total) as kept:
+    with _room(file or bool(losses), part.total) as kept:
         found = _stream(model, [part], chunk, [kept], progress)[0]
-        if isinstance(losses, Path):  # which gets its name now
+        if file is not None:  # which gets its name now
             found.require_number(model.precision)
         return found
 
@@ -96,6 +97,7 @@ def evaluate_together(
     """
     if any(isinstance(split, RecordSplit) for split in splits):
         return [evaluate(model, split, lanes, chunk, progress=progress) for split in splits]
+    model = bare(model)
     _require_sizes(lanes, chunk)
     for split in splits:
         split.alphabet.require_size(model.alphabet_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import MulstmError
-from mulstm.nn.model import LanguageModel
+from mulstm.nn.model import LanguageModel, bare
 from mulstm.nn.packed import check_kernels
 from mulstm.ops.reference import State
 
@@ -38,6 +39,7 @@ class Predictor:
     """
 
     def __init__(self, model: LanguageModel, alphabet: Alphabet, lanes: int = 1) -> None:
+        model = bare(model)
         alphabet.require_size(model.alphabet_size)
         if isinstance(lanes, bool) or not hasattr(lanes, "__index__") or lanes < 1:
             raise MulstmError(f"{lanes!r} lanes cannot be read or drawn. Give 1 or more.")
@@ -63,9 +65,9 @@ class Predictor:
         """Takes over from whoever read the text: logits after its last symbol, (lanes, N), and the state."""
         self.state, self._logits = state, logits
 
-    def follow(self, lanes: Tensor) -> None:
+    def follow(self, lanes: Tensor | Sequence[int]) -> None:
         """Goes on with these of its lanes, each as often as it is named: there may be more or fewer then."""
-        at = lanes.to(self.device)
+        at = torch.as_tensor(lanes, device=self.device)
         self.lanes = len(lanes)
         self.state = tuple(State(layer.h[at], layer.c[at]) for layer in self.state)
         self._logits = None if self._logits is None else self._logits[at]

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.utils import parametrizations, prune
 
 from made_runs import Tiny, run, weights
 from mulstm import checkpoint, outcome, recipe
 from mulstm.calibrate import Calibration, calibrate
-from mulstm.errors import RecipeError, RunInterruptedError
+from mulstm.errors import MulstmError, RecipeError, RunInterruptedError
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import CELLS, ModelRecipe
 
@@ -104,6 +105,16 @@ def test_every_cell_has_both_factors(cell: str) -> None:
     assert found.logits < 0.9
     recurrent = [t for name, t in model.layers[0].named_parameters() if name in ("W_zm", "W_hh")]
     assert len(recurrent) == 1
+
+
+def test_what_is_made_anew_cannot_be_scaled() -> None:
+    model = model_of()
+    prune.l1_unstructured(model.layers[-1], "W_zm", 0.5)
+    other = model_of()
+    parametrizations.weight_norm(other, "W_out")
+    for one in (model, other):
+        with pytest.raises(MulstmError, match=r"cannot be scaled\. Make them part of its weights first"):
+            calibrate(one, lambda: 1.0)
 
 
 def overfitted(tiny: Tiny, *more: str) -> recipe.Recipe:

@@ -119,8 +119,9 @@ def test_more_lanes_than_symbols(model: LanguageModel, split: Split) -> None:
     assert evaluate(model, split, 1000, symbols=3).symbols == 3
 
 
-def test_losses_to_a_file(model: LanguageModel, split: Split, tmp_path: Path) -> None:
-    found = evaluate(model, split, 3, losses=tmp_path / "losses.npy")
+@pytest.mark.parametrize("kind", [Path, str])
+def test_losses_to_a_file(model: LanguageModel, split: Split, tmp_path: Path, kind: type[Path | str]) -> None:
+    found = evaluate(model, split, 3, losses=kind(tmp_path / "losses.npy"))
     stored = np.load(tmp_path / "losses.npy")
     assert stored.dtype == np.float32
     assert stored.sum(dtype=np.float64) == pytest.approx(found.nats, rel=1e-6)

@@ -228,6 +228,24 @@ def test_a_state_of_plain_tuples() -> None:
     assert torch.equal(model(x, tuple((s.h, s.c) for s in state))[0], model(x, state)[0])
 
 
+def test_a_state_of_another_form() -> None:
+    model, x = make(ModelRecipe(hidden=4)), torch.zeros(2, 3).long()
+    (one,) = model.zero_state(2)
+    of_torch = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    for state in (one, of_torch, ((one.h,),), (one.h,)):
+        with pytest.raises(ValueError, match="The state has not, for each layer, h and c of shapes"):
+            model(x, state)
+
+
+def test_targets_outside_the_alphabet() -> None:
+    model, x = make(ModelRecipe(hidden=4)), torch.zeros(2, 3).long()
+    for cost in (model.loss, model.losses):
+        with pytest.raises(
+            ValueError, match=r"A symbol of y is not among the model's 9\. Give 0 to 8, or -1"
+        ):
+            cost(x, x + 9)
+
+
 def test_b_h_is_the_first_block_of_b_z_and_can_be_frozen() -> None:
     x = torch.randint(9, (2, 5))
     for learn in (True, False):

@@ -337,6 +337,13 @@ def test_float64_stays_float64_under_autocast() -> None:
         assert layer()(X)[0].dtype == torch.float64
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.complex64])
+def test_autocast_casts_plain_numbers_only(kind: torch.dtype) -> None:
+    module = MultiplicativeLSTM(3, 4)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=f"The input is {kind}"):
+        module(torch.ones(5, 2, 3, dtype=kind))
+
+
 @pytest.mark.parametrize(
     "given",
     [

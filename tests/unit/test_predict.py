@@ -91,6 +91,17 @@ def test_what_cannot_be_fed() -> None:
         predictor.feed_text("text")  # type: ignore[arg-type]
 
 
+def test_lanes_to_follow_are_a_tensor_or_a_list() -> None:
+    predictor = Predictor(made(), ALPHABET, lanes=2)
+    predictor.feed(np.array([1, 2]))
+    second = predictor.log_probs()[1]
+    predictor.follow([1, 1, 0])
+    assert torch.equal(predictor.log_probs()[:2], torch.stack([second, second]))
+    predictor.follow(torch.tensor([2]))
+    assert predictor.lanes == 1
+    assert not torch.equal(predictor.log_probs()[0], second)
+
+
 @pytest.mark.parametrize("lanes", [0, -1, 2.0, True])
 def test_lanes_that_are_none(lanes: int) -> None:
     with pytest.raises(MulstmError, match="lanes cannot be read or drawn"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from mulstm import checkpoint, tensorfile
@@ -30,8 +31,9 @@ def open_model(path: Path) -> tuple[IntegerModel, Path, bool]:
     return quantize_checkpoint(checkpoint.load(file)), file, True
 
 
-def quantize_checkpoint(loaded: Checkpoint) -> IntegerModel:
-    """The integer model of a checkpoint: the same on every machine."""
+def quantize_checkpoint(model: Checkpoint | str | os.PathLike[str]) -> IntegerModel:
+    """The integer model of a checkpoint, or of the one at a path: the same on every machine."""
+    loaded = checkpoint.of(model)
     loaded.require_head()
     weights = {name: tensor.detach().cpu().numpy() for name, tensor in loaded.model.state_dict().items()}
     # Weights that were changed since they were loaded are no longer those of the file.

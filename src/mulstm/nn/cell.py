@@ -67,7 +67,8 @@ class _Base(Keeping):
                 "Give vectors of that size."
             )
         dtype: torch.dtype = getattr(self.stack[0], "b_z" if self.bias else "W_zx").dtype
-        if modes.autocasts(x.device) and dtype != torch.float64:  # which autocast leaves alone
+        # Autocast leaves float64 alone, and what is no plain number as well.
+        if modes.autocasts(x.device) and dtype != torch.float64 and x.is_floating_point():
             return torch.get_autocast_dtype(x.device.type)
         if x.dtype != dtype:
             raise ValueError(f"The input is {x.dtype} and the weights are {dtype}. Cast one of the two.")

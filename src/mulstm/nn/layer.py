@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,18 @@ class Tables(NamedTuple):
 def make_anew(module: nn.Module) -> None:
     """Has pruning and the old weight norm make their matrices, which by themselves they do too late."""
     for hook in module._forward_pre_hooks.values():
-        if type(hook).__module__.startswith("torch.nn.utils."):
+        if _makes_matrices(hook):
             hook(module, ())
+
+
+def _makes_matrices(hook: Any) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils.")
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """What its user has it do besides: all hooks on its way forward but those of `make_anew`."""
+    before = [hook for hook in module._forward_pre_hooks.values() if not _makes_matrices(hook)]
+    return [*before, *module._forward_hooks.values()]
 
 
 class Layer(nn.Module):

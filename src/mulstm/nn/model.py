@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -16,7 +17,18 @@ from mulstm.errors import RecipeError
 from mulstm.nn import packed
 from mulstm.nn.initial import initialise
 from mulstm.nn.kept import Keeping, Kept, parameters_of
-from mulstm.nn.layer import Layer, Tables, Weights, look_up, make_anew, project, rows_of, tables, time_first
+from mulstm.nn.layer import (
+    Layer,
+    Tables,
+    Weights,
+    hooks_of,
+    look_up,
+    make_anew,
+    project,
+    rows_of,
+    tables,
+    time_first,
+)
 from mulstm.nn.masks import Masks, draw_masks, require_masks
 from mulstm.ops import State, modes
 from mulstm.recipe import LSTM_TYPE, DropoutRecipe, InitRecipe, ModelRecipe
@@ -27,6 +39,7 @@ PRECISIONS = {
     "fp8": torch.bfloat16,  # but for the recurrent products of training, on GPUs that have kernels for them
     "fp64": torch.float64,
 }
+FUNCTION = ("forward", "hidden_and_logits", "output", "loss", "losses", "hidden")  # methods that compute
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -148,9 +161,7 @@ class LanguageModel(Keeping):
             hs, states = self._run_packed(x, state, masks, None, pairs)
             return packed.loss(self, hs, time_first(y), masks or Masks()), states
         logits, states = self(x, state, masks, first)
-        nats = nn.functional.cross_entropy(
-            logits.flatten(0, 1), y.flatten().clamp(min=-1), ignore_index=-1, reduction="sum"
-        )
+        nats = _cross_entropy(logits, y, "sum")
         return nats / (y >= 0).sum().clamp(min=1), states  # one process of several may have no symbol
 
     @_precise
@@ -169,10 +180,7 @@ class LanguageModel(Keeping):
                 assert weights is not None
                 return time_first(packed.losses(self, hs, time_first(y), weights)), states
             logits, states = self(x, state)
-            each = nn.functional.cross_entropy(
-                logits.flatten(0, 1), y.flatten().clamp(min=-1), ignore_index=-1, reduction="none"
-            )
-            return each.view_as(y), states
+            return _cross_entropy(logits, y, "none").view_as(y), states
 
     @_precise
     def hidden(
@@ -239,7 +247,8 @@ class LanguageModel(Keeping):
             return self.zero_state(B)
         # Kernels would read a state of other shapes without a word, or beyond it.
         shapes = (B, H), (B, self.c_width)
-        if [(h.shape, c.shape) for h, c in state] != [shapes] * self.recipe.layers:
+        given = [tuple(v.shape for v in one) if isinstance(one, (tuple, list)) else () for one in state]
+        if given != [shapes] * self.recipe.layers:
             raise ValueError(
                 f"The state has not, for each layer, h and c of shapes {shapes}. "
                 "Give the one that the chunk before left, or None."
@@ -292,6 +301,13 @@ class LanguageModel(Keeping):
         return Prepared(embedding, weights, first + (None,) * (len(weights) - 1))
 
     @property
+    def is_altered(self) -> bool:
+        """Whether hooks, or methods of a class of its own, make it another function than its weights do."""
+        own = type(self)
+        changed = any(getattr(own, name) is not getattr(LanguageModel, name) for name in FUNCTION)
+        return changed or any(hooks_of(part) for part in (self, *self.stack))
+
+    @property
     def precision(self) -> str:
         """What computes: "fp32", "bf16", "fp8" or "fp64". Of weights in float64 "fp32" makes "fp64"."""
         return "fp64" if self._precision == "fp32" and self.W_out.dtype == torch.float64 else self._precision
@@ -338,7 +354,13 @@ class LanguageModel(Keeping):
     @_precise
     @torch.no_grad()
     def folded(self, embedding: bool = True) -> LanguageModel:
-        """The same function with weight norm and, unless told otherwise, the embedding multiplied away."""
+        """A copy with weight norm and, unless told otherwise, the embedding multiplied away.
+
+        Where the weights alone are not the function, it is a copy as it stands, with the same hooks.
+        """
+        if self.is_altered:
+            hooks = (hook for part in (self, *self.stack) for hook in hooks_of(part))
+            return copy.deepcopy(self, {id(hook): hook for hook in hooks})
         kept = 0 if embedding else self.recipe.embedding
         recipe = replace(self.recipe, embedding=kept, weight_norm=False)
         wide = torch.promote_types(self.W_out.dtype, torch.float32)  # products of narrower weights need room
@@ -368,6 +390,32 @@ class LanguageModel(Keeping):
     def parameter_count(self) -> int:
         """How many numbers are trained."""
         return sum(p.numel() for p in self.parameters())
+
+
+def _cross_entropy(logits: Tensor, y: Tensor, reduction: str) -> Tensor:
+    """The nats of symbols y, (B, T); where y is below 0 there are none."""
+    try:
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), y.flatten().clamp(min=-1), ignore_index=-1, reduction=reduction
+        )
+    except IndexError:
+        N = logits.shape[-1]
+        raise ValueError(
+            f"A symbol of y is not among the model's {N}. Give 0 to {N - 1}, or -1 where nothing follows."
+        ) from None
+
+
+def bare(model: Any) -> LanguageModel:
+    """The model inside what torch.compile, DataParallel or an average of weights wraps it in."""
+    inner = model
+    while not isinstance(inner, LanguageModel):
+        inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+        if inner is None:
+            raise TypeError(
+                f"A {type(model).__name__} is no LanguageModel. Give the model itself, as the .model of a "
+                "checkpoint is."
+            )
+    return inner
 
 
 def _require_alike(name: str, y: Tensor, x: Tensor) -> None:

@@ -43,7 +43,8 @@ class PackedWeights(NamedTuple):
 
 
 def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
-    """Whether this way is open: a GPU that Triton knows, bf16 or fp8 of fp32 weights, no text begun in it."""
+    """Whether this way is open: a GPU that Triton knows, bf16 or fp8 of fp32 weights, no text begun in it,
+    and nothing but weights that make the model what it is."""
     if (
         not model.W_out.is_cuda
         or model.W_out.dtype != torch.float32
@@ -53,7 +54,7 @@ def serves(model: LanguageModel, first: Tensor | None = None) -> bool:
         return False
     if first is not None or model.recipe.cell == "tensor-rnn" or torch.compiler.is_compiling():
         return False
-    if modes.objection() is not None:
+    if modes.objection() is not None or model.is_altered:
         return False
     return _objection(model.device) is None
 
