@@ -35,7 +35,7 @@ def run_of(
     start = "" if start_from is None else tensorfile.read_meta(checkpoint.find(start_from)).get("fingerprint")
     if resume_from != "auto":
         _require_same(recipe, Path(resume_from))
-        _require_state(Path(resume_from))
+        _require_state(Path(resume_from), recipe)
         if start_from is not None and tuned_from(Path(resume_from)) != start:
             raise RunError(
                 f"The run in {resume_from} did not start from {start_from}. "
@@ -50,9 +50,9 @@ def run_of(
     told = ""
     for folder in runs.newest_first(recipe.name, root=runs_dir):
         with contextlib.suppress(RecipeError):  # of another version
-            changed = _changed(recipe, folder)
+            changed = _changed(_on_its_text(recipe, folder), folder)
             if not changed and tuned_from(folder) == start:
-                _require_state(folder)
+                _require_state(folder, recipe)
                 return folder
             what = "; ".join(changed[:4]) or "it did not start from the same weights"
             told = told or f"{folder} differs: {what}"
@@ -68,15 +68,19 @@ def tuned_from(folder: Path) -> str:
 
 def saved_source(folder: Path) -> dict[str, Any] | None:
     """What a run's state says of the origin of its model; None before there is one to go on with."""
-    state, last = folder / resume.NAME, folder / "last.safetensors"
-    if not state.is_file():
-        return None
-    found = None
-    with contextlib.suppress(CheckpointError):  # a damaged state is told of where it is loaded
-        found = tensorfile.read_meta(state).get("source")
-    if found is None and last.is_file():  # the state is damaged, or of an earlier version
+    last, found = folder / "last.safetensors", _saved(folder, "source")
+    if found is None and (folder / resume.NAME).is_file() and last.is_file():  # the state is damaged
         found = tensorfile.read_meta(last).get("source")
     return None if found is None else dict(found)
+
+
+def _saved(folder: Path, what: str) -> dict[str, Any] | None:
+    """A part of what a run's state says of itself; None where there is no state, or a damaged one."""
+    found = None
+    if (folder / resume.NAME).is_file():
+        with contextlib.suppress(CheckpointError):  # it is told of where it is loaded
+            found = tensorfile.read_meta(folder / resume.NAME).get(what)
+    return found if isinstance(found, dict) else None
 
 
 def finished(path: Path) -> dict[str, Any] | None:
@@ -99,27 +103,49 @@ def _changed(recipe: Recipe, folder: Path) -> list[str]:
 
 def _require_same(recipe: Recipe, folder: Path) -> None:
     # A text may have moved: that it is the same one is seen from what it holds.
-    where = runs.recipe_of(folder).data.corpus
-    if changed := _changed(replace(recipe, data=replace(recipe.data, corpus=where)), folder):
+    if changed := _changed(_on(recipe, runs.recipe_of(folder).data.corpus), folder):
         raise RunError(
             f"The run in {folder} was made with another recipe ({'; '.join(changed[:4])}). "
             "Resume it with its own recipe, or start a new run."
         )
 
 
-def _require_state(folder: Path) -> None:
+def _on(recipe: Recipe, corpus: str) -> Recipe:
+    return replace(recipe, data=replace(recipe.data, corpus=corpus))
+
+
+def _on_its_text(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with the run's own name for its text, where both mean the same file."""
+    where = runs.recipe_of(folder).data.corpus
+    try:
+        return _on(recipe, where) if Path(where).samefile(recipe.data.corpus) else recipe
+    except (OSError, ValueError):  # a known corpus, or a text that is no longer there
+        return recipe
+
+
+def _require_state(folder: Path, recipe: Recipe) -> None:
     """Raises RunError where a run has models but no state to go on from: it would begin anew over them.
 
-    And where it was killed before the first copy of the model it started from was whole.
+    And where it was killed before the first copy of the model it started from was whole; and where what was
+    done so far is not what its recipe says.
     """
     state = folder / resume.NAME
     if tuned_from(folder) and not (folder / "last.safetensors").is_file():
         raise RunError(f"The run in {folder} was ended before it had begun. Start a new run with --from.")
-    kept = [name for name in ("last.safetensors", "best.safetensors") if (folder / name).exists()]
-    if kept and not state.is_file() and finished(folder) is None:
+    if finished(folder) is not None:
+        return
+    kept = [name for name in ("best.safetensors", "last.safetensors") if (folder / name).exists()]
+    if kept and not state.is_file():
         raise RunError(
             f"The run in {folder} cannot go on: its {resume.NAME} is missing. "
             f"Start a new run from its model with --from {quote(str(folder / kept[0]))}."
+        )
+    now = recipes.settings(recipe)
+    then = (_saved(folder, "recipe") or now) | {"data.corpus": recipe.data.corpus}  # a text may have moved
+    if changed := recipes.differences(now, then):
+        raise RunError(
+            f"The recipe.toml of {folder} was changed after the run began ({'; '.join(changed[:4])}). "
+            "Put it back as it was, or start a new run."
         )
 
 

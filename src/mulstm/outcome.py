@@ -53,7 +53,9 @@ def measure(job: Job, model: LanguageModel, calibration: Calibration | None) -> 
         for part in splits:
             job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
     lanes = job.recipe.evaluate.final_lanes
-    found = evaluate_together(model, splits, lanes, progress=heeding(job.signals))
+    heed = heeding(job.signals)
+    found = evaluate_together(model, splits, lanes, progress=heed)
+    heed(0, 0.0)  # short parts do not look
     if jobs.is_another(job.corpus, job.facts):
         raise TextChangedError(job.folder)
     return Outcome(dict(zip((part.name for part in splits), found, strict=True)), calibration)

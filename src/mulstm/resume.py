@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mulstm import optim, tensorfile
+from mulstm import recipe as recipes
 from mulstm.errors import CheckpointError, RunError
 from mulstm.update import Update
 
@@ -67,6 +68,7 @@ def save(
         "progress": dataclasses.asdict(progress),
         "corpus": corpus,
         "source": source,
+        "recipe": recipes.settings(update.recipe),
         "device": update.share.device.type,
     }
     update.share.by_first(lambda: tensorfile.write(path, tensors, meta))

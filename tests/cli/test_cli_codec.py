@@ -46,6 +46,21 @@ def test_a_file_goes_there_and_back(call: Call, trained: Path, note: Path) -> No
     assert note.read_bytes() == content
 
 
+def test_an_archive_by_a_model_that_may_be_replaced_is_warned_of(
+    call: Call, trained: Path, note: Path
+) -> None:
+    warning = f"warning: the run in {trained} has not ended. When it goes on, its model is replaced"
+    assert warning not in call("compress", trained, note, "--lanes", 20, "-q").err
+    (trained / "metrics.json").rename(note.with_name("kept.json"))
+    try:
+        assert warning in call("compress", trained, note, "--lanes", 20, "-q", "--force").err
+        copy = note.with_name("copy.safetensors")
+        copy.write_bytes((trained / "last.safetensors").read_bytes())
+        assert call("compress", copy, note, "--lanes", 20, "-q", "--force").err == ""
+    finally:
+        note.with_name("kept.json").rename(trained / "metrics.json")
+
+
 def test_quantize_keeps_the_model_and_both_sides_may_use_either(
     call: Call, trained: Path, note: Path
 ) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save
 
 from mulstm.data import Alphabet, Lanes, corpus, fetch, load
 from mulstm.data.known import KNOWN, recounted
@@ -51,6 +53,12 @@ def test_files_that_cannot_be_a_corpus(data: bytes | None, words: str, tmp_path:
         ("t.7z", b"what is packed", "is packed in a way that is not read here"),
         ("t.txt", gzip.compress(TEXT), "is packed (gz), and does not say so. Give it the ending .gz"),
         ("t.parquet", b"PAR1" + TEXT, "is no text (but parquet)"),
+        ("t.bin", save({"w": torch.zeros(3)}), "is a model. Give a text; "),
+        (
+            "t.mul",
+            b"\x89MUL\r\n\x1a\n" + TEXT,
+            "is an archive that mulstm wrote. Give what mulstm decompress",
+        ),
         ("t.txt", TEXT.decode("latin-1").encode("utf-16"), "is written in UTF-16. Save it as UTF-8."),
     ],
 )

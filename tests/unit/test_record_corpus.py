@@ -280,5 +280,5 @@ def test_faults(tmp_path: Path) -> None:
     one = record_corpus.load(fasta(tmp_path / "one.fasta", ["MK", "GG"]))
     with pytest.raises(DataError, match="has no record"):
         RecordLanes(one.split("test"), 1, 4, seed=1, epoch=0)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"is empty\. Give a longer text"):
+    with pytest.raises(DataError, match=r"is empty\. Give another part or"):
         evaluate(LanguageModel(ModelRecipe(hidden=4), 26), one.split("test"))

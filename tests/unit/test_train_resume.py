@@ -84,6 +84,24 @@ def test_interrupted_while_measuring_at_the_end(
     assert record["updates"] == 12
 
 
+def test_a_signal_while_short_parts_are_measured(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too short to look for signals on the way; the record is not made, and that is said."""
+    real = outcome.evaluate_together
+
+    def signalled(*given: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outcome, "evaluate_together", signalled)
+        with pytest.raises(RunInterruptedError, match="Interrupted while measuring the trained model"):
+            run(tiny(), tmp_path)
+    assert not [*tmp_path.rglob("metrics.json")]
+    assert run(tiny(), tmp_path, resume_from="auto")[0]["complete"]
+
+
 def test_a_line_of_the_log_is_written_once(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +251,23 @@ def test_resume_wants_the_same_recipe_and_text(tiny: Tiny, tmp_path: Path, text_
     assert same(before, weights(folder))
 
 
+def test_a_recipe_edited_in_the_folder_is_not_that_of_the_run(tiny: Tiny, tmp_path: Path) -> None:
+    """Its record would say that all updates were made by it."""
+    _, folder = run(tiny(), tmp_path, minutes=1e-9)
+    path = folder / "recipe.toml"
+    whole = path.read_text()
+    for edited in (whole.replace("rate = 0.004", "rate = 0.001"), whole.replace("seed = 1", "seed = 2"), ""):
+        assert edited != whole
+        path.write_text(edited)
+        with pytest.raises(RunError, match=r"recipe\.toml of .* was changed after the run began \(.* is "):
+            run(runs.recipe_of(folder), tmp_path, resume_from=str(folder))
+    path.write_text(whole.replace("rate = 0.004", "rate = 0.001"))
+    with pytest.raises(RunError, match=r"optimiser\.rate was 0\.004, is 0\.001"):
+        run(tiny("optimiser.rate=1e-3"), tmp_path, resume_from="auto")
+    path.write_text(whole)
+    assert run(tiny(), tmp_path, resume_from=str(folder))[0]["updates"] == 12
+
+
 def test_an_edit_far_from_both_ends_is_noticed(tmp_path: Path) -> None:
     facts = []
     for letter in b"ab":
@@ -255,6 +290,18 @@ def test_auto_takes_the_run_of_this_recipe_only(tiny: Tiny, tmp_path: Path) -> N
         f"No run of this very recipe to go on with ({second} differs: train.updates was 3, is 4); "
         "starting anew."
     ]
+
+
+def test_auto_knows_a_text_by_any_of_its_names(
+    tiny: Tiny, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(text_file.parent)
+    _, folder = run(tiny(), tmp_path, minutes=1e-9)
+    for name in (text_file.name, f"./{text_file.name}"):
+        assert earlier.run_of(tiny(f"data.corpus={name}"), tmp_path, "auto") == folder
+    other = text_file.with_name("other.txt")
+    other.write_bytes(text_file.read_bytes())
+    assert earlier.run_of(tiny(f"data.corpus={other}"), tmp_path, "auto") is None
 
 
 def test_auto_passes_over_a_run_of_another_version(tiny: Tiny, tmp_path: Path) -> None:

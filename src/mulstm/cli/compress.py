@@ -91,6 +91,7 @@ def command(
     if not bench:
         model, beside = files_of(model)  # once: a folder of runs may soon stand for another
         require_room(target, force, read=(file, model, beside))
+        _warn_of_going_on(model)
     elif figure is not None:
         require_room(figure, force, read=(file,), endings=(".svg",))
         require_room(figure.with_suffix(".png"), force, read=(file,))
@@ -114,6 +115,18 @@ def command(
     )
     facts = {"file": str(file), "output": str(target), **done.as_dict(), "model_bytes": model_bytes}
     tell(target, line, facts, as_json)
+
+
+def _warn_of_going_on(model: Path) -> None:
+    """Says where an archive would lose the only model that can read it."""
+    from mulstm import earlier, runs
+
+    run = model.parent
+    if runs.is_run(run) and earlier.finished(run) is None:
+        console.note(
+            f"warning: the run in {run} has not ended. When it goes on, its model is replaced, and nothing "
+            f"else reads the archive: keep a copy of {model.name}."
+        )
 
 
 def _bench(

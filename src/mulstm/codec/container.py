@@ -9,9 +9,9 @@ import zlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from mulstm.data.plain import ARCHIVE as MAGIC
 from mulstm.errors import CheckFailedError, DataError
 
-MAGIC = b"\x89MUL\r\n\x1a\n"  # text-mode copying and 7-bit channels break it visibly
 VERSION = 1
 STORED, CODED, END = 0, 1, 255
 MOST_LANES = 1 << 14

@@ -43,8 +43,8 @@ class Split:
         """Raises DataError where nothing is to be predicted."""
         if self.symbols_count == 0:
             raise DataError(
-                f"The {self.name} part of {self.corpus} is empty. Give a longer text, "
-                "another part, or train with a share for it, such as --set data.split=90-5-5."
+                f"The {self.name} part of {self.corpus} is empty. Give another part or, where this one has "
+                "a share, a longer text; or train with a share for it, such as --set data.split=90-5-5."
             )
 
     def read(self, start: int, stop: int) -> Bytes:

@@ -59,8 +59,8 @@ def read(path: str | Path, *, head_map: str = "") -> Weights:
     """
     place = _place(path)
     digest = sha256(place)
-    head_map = _head_map(head_map, is_known(place, digest), place)
-    weights = from_arrays(_read_folder(place) if place.is_dir() else read_npz(place), head_map, str(place))
+    arrays = _read_folder(place) if place.is_dir() else read_npz(place)
+    weights = from_arrays(arrays, _head_map(head_map, is_known(place, digest), place), str(place))
     weights.source.update(sha256=digest, file=place.name)
     if digest in PUBLISHED:
         weights.source["licence"] = LICENCE

@@ -32,15 +32,26 @@ HEADERS = ("settings", "valid bits/char", "train", "parameters", "epochs", "upda
 def read(path: Path) -> list[Result]:
     """The trials of a file; none where there is none yet."""
     try:
-        found = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, RecursionError):
-        found = [None]
-    # Lines about other things, without settings, may stand among them.
-    trials = [line for line in found if not isinstance(line, dict) or "settings" in line]
-    if not all(map(_is_trial, trials)):
-        raise RunError(f"{path} is not the file of a search. Give another one, or remove it.")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}). Give another file.") from None
+    trials = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and "settings" not in found:  # about other things
+            continue
+        if not _is_trial(found):
+            raise RunError(
+                f"{path} line {number} is no trial of a search. Remove that line, or give another file."
+            )
+        trials.append(found)
     return trials
 
 
