@@ -98,6 +98,12 @@ def train(
             run_updates(job)
             save(job)
             record = finish(job)
+            if job.signals:  # too late for anything to be left undone
+                raise RunInterruptedError(
+                    f"Interrupted; the run in {job.folder} is complete",
+                    f'"mulstm train --resume {quote(str(job.folder))}" shows its figures.',
+                    job.signals[0],
+                )
         except files.UnwritableError as fault:
             raise RunError(f"{fault} {_go_on(job)}") from None
         folder = job.folder

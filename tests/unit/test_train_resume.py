@@ -102,6 +102,24 @@ def test_a_signal_while_short_parts_are_measured(
     assert run(tiny(), tmp_path, resume_from="auto")[0]["complete"]
 
 
+def test_a_signal_when_all_is_done_is_told(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = outcome.record
+
+    def signalled(*given: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outcome, "record", signalled)
+        with pytest.raises(RunInterruptedError, match="is complete") as caught:
+            run(tiny(), tmp_path)
+    assert caught.value.exit_code == 143
+    (record,) = tmp_path.rglob("metrics.json")
+    assert run(tiny(), tmp_path, resume_from="auto")[1] == record.parent
+
+
 def test_a_line_of_the_log_is_written_once(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
