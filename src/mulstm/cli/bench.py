@@ -33,7 +33,10 @@ def command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time layers, updates and streams against torch.nn.LSTM and a plain loop, each after its check."""
+    """Time layers, updates and streams beside other software.
+
+    The others are torch.nn.LSTM and a plain loop; each is timed after its check.
+    """
     from mulstm import bench, parallel
     from mulstm.bench.timing import fault
     from mulstm.report import musts

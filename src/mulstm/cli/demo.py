@@ -18,10 +18,10 @@ def command(
     precision: Precision = "fp32",
     device: Device = "cpu",
 ) -> None:
-    """Show in the browser how a model reads what you type, and let it go on from there.
+    """Show in the browser how a model reads what you type.
 
-    The page is for this machine alone (127.0.0.1), and loads nothing from elsewhere. Ctrl-C ends it. It needs
-    mulstm[demo].
+    It also lets the model go on from there. The page is for this machine alone (127.0.0.1), and loads
+    nothing from elsewhere. Ctrl-C ends it. It needs mulstm[demo].
     """
     import webbrowser
 

@@ -37,9 +37,10 @@ def command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn texts or proteins of any length into vectors, in input order and bounded memory.
+    """Turn texts or proteins of any length into vectors.
 
-    The .npz holds id, h_mean, h_final and c_final. For UniRep's models h_mean is "the" vector.
+    Rows come in input order, and memory is bounded. The .npz holds id, h_mean, h_final and c_final. For
+    UniRep's models h_mean is "the" vector.
     """
     from mulstm import checkpoint, parallel
     from mulstm.embedding import Wanted, embed_file, files, require_readable

@@ -94,7 +94,10 @@ def command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model: bits per character, and word perplexity where the corpus has words."""
+    """Measure a model in bits per character.
+
+    Where the corpus has words, in word perplexity, too.
+    """
     from mulstm import adapt, checkpoint, parallel
     from mulstm.cli._text import is_own, part_of
     from mulstm.data.known import recounted

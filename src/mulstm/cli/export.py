@@ -24,7 +24,9 @@ def command(
     out: Annotated[Path, typer.Argument(help="The file or folder to write.")],
     force: Force = False,
 ) -> None:
-    """Write a model for other software, as a file of the same function.
+    """Write a model for other software.
+
+    What is written computes the same function.
 
     onnx is the single step with its state in and out; hub is a folder for the Hugging Face hub.
     """

@@ -46,7 +46,9 @@ def command(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert pretrained weights, checked key by key; nothing in them is ever executed.
+    """Convert pretrained weights, checked key by key.
+
+    Nothing in them is ever executed.
 
     Examples: "mulstm import unirep 1900 unirep.safetensors"; "mulstm import openai model/ review.safetensors"
     """

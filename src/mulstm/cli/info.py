@@ -19,7 +19,10 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell versions, devices, the cache, backends and why one cannot run here; or describe a checkpoint."""
+    """Tell versions, devices and backends, or describe a checkpoint.
+
+    Of a backend that cannot run here it says why. It tells the cache's folder and size, too.
+    """
     facts = _machine() if model is None else _model(model)
     if as_json:
         console.result_json(facts)

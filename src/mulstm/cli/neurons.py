@@ -86,9 +86,9 @@ def find(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the units that best predict the labels of a small CSV or JSONL (L1 logistic regression).
+    """Find the units that best predict the labels of records.
 
-    It needs mulstm[neurons].
+    It fits an L1 logistic regression to a small CSV or JSONL. It needs mulstm[neurons].
     """
     from mulstm import checkpoint, parallel, probe
 

@@ -37,7 +37,10 @@ def command(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a checkpoint into an integer model: smaller, faster, and the same on every machine."""
+    """Turn a checkpoint into an integer model, for compression.
+
+    It is smaller and faster, and the same on every machine.
+    """
     sleep_while_waiting()
     if symbols is not None and against is None:
         raise typer.BadParameter("goes with --against only", param_hint="--symbols")

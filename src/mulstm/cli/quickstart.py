@@ -25,7 +25,10 @@ def command(
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Train a small model on Python's own library text, measure it, and sample from it."""
+    """Train, measure and sample from a small model in minutes.
+
+    Its text is Python's own library.
+    """
     from mulstm import checkpoint, recipe, report, train
     from mulstm.codec.bench import STANDARD
     from mulstm.record_corpus import load

@@ -44,7 +44,10 @@ def ls(as_json: AsJson = False) -> None:
 def show(
     name: Annotated[str, typer.Argument(help="A recipe's name or file.")], overrides: Overrides = None
 ) -> None:
-    """Print a recipe, every key of it, as TOML, with what its files note about where a value is from."""
+    """Print a recipe, every key of it, as TOML.
+
+    Comments say where a value is from, as far as its files note it.
+    """
     from mulstm import recipe
 
     found = recipe.load(name, overrides or [])

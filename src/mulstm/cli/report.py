@@ -26,7 +26,10 @@ def command(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if anything is stale.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write results/tables.md, the figures and the README's table again from the records."""
+    """Write tables and figures again from the records.
+
+    They are results/tables.md, the figures beside it and the README's table.
+    """
     from mulstm import report
 
     report.require_folder(results)

@@ -41,9 +41,9 @@ def command(
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
-    """Train what a table of the paper still lacks, then write the tables and figures.
+    """Train what a table of the paper still lacks.
 
-    Interrupted, the same command goes on where it was.
+    It then writes the tables and figures. Interrupted, the same command goes on where it was.
     """
     from mulstm import report
     from mulstm.divergence import DivergedError

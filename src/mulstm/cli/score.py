@@ -39,9 +39,10 @@ def command(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Score each record: its log-probability, bits per symbol, byte, character and word, perplexities.
+    """Score each record: how probable a model finds it.
 
-    A protein's stop symbol and a text's line end are predicted too. --json prints one object a record.
+    It prints nats and bits; --json prints one object a record, with bits per byte, character and word and
+    perplexities. A protein's stop symbol and a text's line end are predicted too.
     """
     from mulstm import checkpoint, parallel
     from mulstm.cli._text import is_protein

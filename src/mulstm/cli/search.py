@@ -45,10 +45,10 @@ def command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try settings in short runs, and compare them on the validation part; the test part is not read.
+    """Try settings in short runs.
 
-    --set makes all of them short, as in --set train.epochs=0.5. Trials that are in the file already are not
-    run again.
+    They are compared on the validation part; the test part is not read. --set makes all of them short, as
+    in --set train.epochs=0.5. Trials that are in the file already are not run again.
     """
     from mulstm import files, search
     from mulstm.cli._target import Sizes, recipe_for

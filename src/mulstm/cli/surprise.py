@@ -31,7 +31,10 @@ def command(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two models on a text's most surprising symbols and just after them (the paper's Figure 3)."""
+    """Compare two models where a text surprises them.
+
+    What counts is their loss at the most surprising symbols and just after them (the paper's Figure 3).
+    """
     from mulstm import checkpoint, machine, parallel
     from mulstm.cli._text import is_own, part_of
     from mulstm.evaluate import evaluate
