@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from itertools import count as counting
 from typing import Any, TypeVar, cast
 
 import torch
@@ -24,6 +26,7 @@ LAST_WORD = 5.0  # seconds: torchrun ends all processes with the first that fail
 PATIENCE = timedelta(days=7)  # the first process may measure for hours; torchrun ends those of one that dies
 ALONE = timedelta(seconds=30)  # after which a fault that the others have not met is this process's own
 TORCHRUN = "Start several processes with torchrun, or unset WORLD_SIZE to train in one."
+_groups = counting()  # that this process has joined, one a training
 
 
 @dataclass(frozen=True)
@@ -138,10 +141,13 @@ def joined(device: str) -> Iterator[Share]:
     if count == 1:
         yield Share(device=pick(device))
         return
-    _told("RANK", 0)
+    rank = _told("RANK", 0)
     where = pick(device, _told("LOCAL_RANK", 0, default="0"))
+    kind = "nccl" if where.type == "cuda" else "gloo"
     try:
-        dist.init_process_group("nccl" if where.type == "cuda" else "gloo", timeout=PATIENCE)
+        # Under the same names, addresses that an earlier group has left would be taken for those of this one.
+        store = cast(Any, dist).PrefixStore(f"group {next(_groups)}", _meeting_place())
+        dist.init_process_group(kind, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     except (ValueError, RuntimeError) as fault:  # the first process has no address, or is not there
         raise BackendError(f"The {count} processes could not be joined ({fault}). {TORCHRUN}") from fault
     share = Share(dist.get_rank(), count, where)
@@ -155,6 +161,14 @@ def joined(device: str) -> Iterator[Share]:
         raise
     else:
         _leave()
+
+
+@cache
+def _meeting_place() -> Any:
+    """Where the processes find each other: the same as long as they live, however often they join."""
+    store, _, _ = next(cast(Any, dist).rendezvous("env://", timeout=PATIENCE))
+    store.set_timeout(PATIENCE)
+    return store
 
 
 def _told(name: str, least: int, default: str | None = None) -> int:

@@ -87,7 +87,7 @@ def reproduce(
         if earlier is not None and (earlier["complete"] or _had_its_time(earlier, minutes)):
             how = "" if earlier["precision"] == recipe.train.precision else f", in {earlier['precision']}"
             how += "" if earlier["complete"] else f", cut short after {earlier['epochs']:.3g} epochs"
-            note(f"{what}: measured already{how}. With another --results it is made again.")
+            note(f"{what}: measured already{how}. With another --results and --runs-dir it is made again.")
         else:
             note(what)
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -163,6 +164,8 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
     recipe, progress = trial.recipe, job.progress
     lines = runs.read_log(job.folder)
     last = lines[-1] if lines else {}
+    # Kernels are loaded in the first, and in a short run each is of one update.
+    speeds = [line["symbols_per_second"] for line in lines]
     bits = progress.best_bits if recipe.evaluate.patience else progress.valid_bits
     return {
         "recipe": recipe.name,
@@ -176,7 +179,7 @@ def _result(trial: Trial, job: Job, diverged: str) -> Result:
         "epochs": progress.update / job.per_epoch,
         "updates": progress.update,
         "train_seconds": progress.seconds,
-        "symbols_per_second": last.get("symbols_per_second"),
+        "symbols_per_second": statistics.median(speeds) if speeds else None,
         "stopped": diverged or progress.stopped,
         "hardware": job.hardware,
         "precision": job.precision,

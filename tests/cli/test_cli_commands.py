@@ -51,6 +51,23 @@ def test_tables_are_written_though_a_run_diverged(
     code, out, err = call("reproduce", "ptb")
     assert (code, err) == (3, "error: The loss is no number. Lower the rate.\n")
     assert "results/tables.md" in out
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")  # with which torchrun would end the first, at work on the tables
+    assert call("reproduce", "ptb") == (0, "", "")
+
+
+def test_of_several_processes_one_tells_and_writes(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(tmp_path, "ptb/mlstm", 1.36)
+    words = ("reproduce", "ptb", "--row", "mlstm", "--faithful", "--results", tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert call(*words) == (0, "", "")
+    assert not (tmp_path / "tables.md").exists()
+    monkeypatch.setenv("RANK", "0")
+    assert "measured already" in call(*words).err
+    assert (tmp_path / "tables.md").exists()
 
 
 def test_evaluate(call: Call, trained: Path, tmp_path: Path) -> None:

@@ -365,6 +365,28 @@ def test_an_error_of_the_first_process_alone_ends_all(text_file: Path, tmp_path:
     assert answer.err.count("error: TensorBoard is not installed") == 1
 
 
+JOINS = """
+import os, sys, time, torch
+from mulstm import parallel
+for _ in range(3):
+    if sys.argv[1] == os.environ["RANK"]:
+        time.sleep(0.5)
+    with parallel.joined("cpu") as share:
+        one = torch.ones(1)
+        share.sum([one])
+        assert one == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0, 1])
+def test_several_processes_train_one_model_after_the_other(tmp_path: Path, late: int) -> None:
+    """The one that comes first must not take the other's last address for the one it has now."""
+    (tmp_path / "joins.py").write_text(JOINS)
+    answer = ended(start(*GROUP[:2], tmp_path / "joins.py", late, module="torch.distributed.run"))
+    assert answer.code == 0, answer.err
+
+
 def test_files_are_read_as_utf8_in_any_locale(tmp_path: Path) -> None:
     add(tmp_path / "results", "hutter/mlstm", 1.4)
     (tmp_path / "README.md").write_text(f"# A dash: –\n\n{report.BEGIN}\n{report.END}\n", encoding="utf-8")

@@ -70,11 +70,12 @@ def test_a_chunk_in_which_nobody_has_anything_to_predict(tmp_path: Path) -> None
 def test_the_first_process_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, timedelta] = {}
 
-    def join(backend: str, timeout: timedelta) -> None:
+    def join(backend: str, timeout: timedelta, **_: object) -> None:
         given[backend] = timeout
         raise ValueError("no further")
 
     monkeypatch.setattr(parallel.dist, "init_process_group", join)
+    monkeypatch.setattr(parallel, "_meeting_place", parallel.dist.HashStore)
     for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(BackendError, match="no further"):
@@ -100,7 +101,7 @@ def test_a_process_that_is_alone_with_its_fault_does_not_wait(
 ) -> None:
     join, barriers = parallel.dist.init_process_group, []
 
-    def join_alone(backend: str, timeout: timedelta) -> None:
+    def join_alone(backend: str, **_: object) -> None:
         join(backend, init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
 
     def fail() -> None:
@@ -110,6 +111,7 @@ def test_a_process_that_is_alone_with_its_fault_does_not_wait(
     for name, value in {"WORLD_SIZE": "2", "RANK": str(rank)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(parallel.dist, "init_process_group", join_alone)
+    monkeypatch.setattr(parallel, "_meeting_place", parallel.dist.HashStore)
     monkeypatch.setattr(parallel.dist, "get_rank", lambda: rank)
     monkeypatch.setattr(parallel.dist, "barrier", lambda: barriers.append(rank))  # which would last for days
     monkeypatch.setattr(parallel, "ALONE", timedelta(seconds=0.1), raising=False)

@@ -50,7 +50,7 @@ def test_only_what_is_missing_is_trained(trained: list[str]) -> None:
     told: list[str] = []
     made = reproduce.reproduce(rows[1:], seeds=(1, 2), note=told.append)
     assert [str(path) for path in made] == ["results/hutter/mlstm-fast/seed2.json"]
-    again = "With another --results it is made again."
+    again = "With another --results and --runs-dir it is made again."
     assert told == [
         f"hutter/mlstm-fast, seed 1: measured already. {again}",
         "hutter/mlstm-fast, seed 2",

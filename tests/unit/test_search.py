@@ -89,6 +89,20 @@ def test_it_measures_what_training_measures(tiny: Tiny, tmp_path: Path) -> None:
     assert found["parameters"] == record["parameters"]
 
 
+def test_the_speed_of_a_trial_is_not_that_of_its_last_moment(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_log(folder: Path) -> list[dict[str, Any]]:
+        speeds = (1.0, 30e3, 31e3, 32e3, 33e3, 900e3)
+        # At first there is no line.
+        return [line | {"symbols_per_second": s} for line, s in zip(real(folder), speeds, strict=False)]
+
+    real = search.runs.read_log
+    monkeypatch.setattr(search.runs, "read_log", read_log)
+    (found,) = search.search([trial(tiny)], out=tmp_path / "search.jsonl")
+    assert found["symbols_per_second"] == pytest.approx(31.5e3)
+
+
 def test_the_test_part_is_not_read(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     measure = evaluate.evaluate

@@ -71,10 +71,12 @@ def command(
                 runs_dir=runs_dir,
                 data_dir=data_dir,
                 device=device,
-                note=console.note,
+                note=console.note if console.speaks() else lambda _: None,
             )
         except (DivergedError, LeftOutError) as fault:  # the others have their records
             failed = fault
+    if not console.speaks():  # the first of several writes for all; torchrun would end it with one that fails
+        return
     results.mkdir(parents=True, exist_ok=True)
     for path in report.write(results, report.page_beside(results)):
         console.result(str(path))

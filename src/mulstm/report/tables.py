@@ -100,7 +100,7 @@ def _dynamic_row(table: Table, records: Sequence[Record]) -> list[list[str]]:
     shown = console.decimal(score, table.digits)
     if table.is_in_words:  # whose other rows say valid / test
         shown = f"{NOTHING} / {shown}"
-    return [[f"{line.label}, dynamic evaluation", published, NOTHING, shown, ""]]
+    return [[f"{line.fast or line.label}, dynamic evaluation", published, NOTHING, shown, ""]]
 
 
 def flat(records: Sequence[Record]) -> list[dict[str, Any]]:
