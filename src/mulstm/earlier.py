@@ -67,9 +67,9 @@ def tuned_from(folder: Path) -> str:
 
 
 def saved_source(folder: Path) -> dict[str, Any] | None:
-    """What a run's state says of the origin of its model; None before there is one to go on with."""
+    """What a run's state, or else its last model, says of the origin of that; None before there is one."""
     last, found = folder / "last.safetensors", _saved(folder, "source")
-    if found is None and (folder / resume.NAME).is_file() and last.is_file():  # the state is damaged
+    if found is None and last.is_file():  # the state is damaged, or was taken away from a complete run
         found = tensorfile.read_meta(last).get("source")
     return None if found is None else dict(found)
 

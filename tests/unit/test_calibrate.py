@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -71,6 +72,30 @@ def test_all_else_stays_and_the_bias_goes_with_the_logits() -> None:
     factors = {"W_out": found.logits, "b_out": found.logits, "layers.0.g_zm": found.recurrent}
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name] * factors.get(name, 1.0)), name
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_cost_that_only_falls_is_not_followed_for_ever(cell: str, normed: bool) -> None:
+    """Ten steps in each of two searches; and of every cell it is the matrix that acts that is scaled."""
+    model, costs = model_of(cell, weight_norm=normed), itertools.count(0, -1)
+
+    def acting() -> list[torch.Tensor]:
+        w = model.layers[0].weights(torch.float32)
+        matrices = (model.W_out, w.W_zm if w.W_hh is None else w.W_hh)
+        return [matrix.detach().clone() for matrix in matrices]
+
+    before = acting()
+    found = calibrate(model, lambda: next(costs))
+    assert found[:2] == pytest.approx([0.94**20] * 2)
+    for now, was in zip(acting(), before, strict=True):
+        torch.testing.assert_close(now, was * 0.94**20)
+
+
+def test_a_model_without_a_bias_of_its_logits() -> None:
+    model = model_of(output_bias=False)
+    STARTS.clear()
+    assert calibrate(model, lambda: bowl(model, 0.9, 0.8, "W_zm")).logits == pytest.approx(0.9, rel=1.5e-2)
 
 
 @pytest.mark.parametrize("cost", [1.0, math.nan, math.inf])
@@ -161,6 +186,7 @@ def test_a_run_that_is_measured_again_comes_to_the_same(tiny: Tiny, tmp_path: Pa
         again, _ = run(overfitted(tiny, *more), tmp_path / str(len(more)), resume_from=str(folder))
         assert again["fingerprint"] == record["fingerprint"]
         assert again["test_bits_per_char"] == record["test_bits_per_char"]
+        assert again["calibration"] == record["calibration"]
 
 
 def test_a_run_whose_time_was_over_goes_on_with_the_model_as_it_was_trained(

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from made import repeating_text
-from mulstm import dynamic, record_corpus, tensorfile
+from mulstm import adapt, dynamic, record_corpus, tensorfile
 from mulstm.data import corpus
 from mulstm.data.text import Text
 from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
 from mulstm.errors import BackendError, CheckpointError, DataError, MulstmError
-from mulstm.evaluate import evaluate
+from mulstm.evaluate import Evaluation, evaluate
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import DataRecipe, ModelRecipe
 
@@ -301,6 +302,9 @@ def test_what_does_not_belong_together(model, text) -> None:
         Settings(segment=-3)
     with pytest.raises(DataError, match="The model has 256 symbols and the alphabet"):
         gather_statistics(LanguageModel(ModelRecipe(hidden=5), 256), test)
+    wide = LanguageModel(model.recipe, 256)
+    with pytest.raises(DataError, match="The model has 256 symbols and the alphabet"):
+        evaluate_dynamic(wide, test, {name: p.detach() for name, p in wide.named_parameters()}, SETTINGS)
 
 
 def test_statistics_of_what_was_made_in_inference_mode(model, text) -> None:
@@ -321,6 +325,18 @@ def test_progress(model, text, monkeypatch) -> None:
     assert [done for done, _ in seen] == [14, 28, 42, 45]
     assert seen[0][1] == pytest.approx(float(found.losses[:14].mean()) / math.log(2), rel=1e-6)
     assert seen[-1][1] == pytest.approx(found.bits_per_char)
+
+
+def test_a_record_has_the_perplexity_of_words_where_they_are_counted(model) -> None:
+    moved = adapt.Moved(model, {}, SETTINGS, {"rate": 2e-3})
+    loaded = SimpleNamespace(model=model, meta={"storage": "fp32"})
+    worded = Evaluation(nats=20.0, symbols=10, words=4, seconds=1.0)
+    found = adapt.for_record(worded, moved, loaded)
+    assert found["test_word_perplexity"] == pytest.approx(math.exp(5.0))
+    assert found["rate"] == 2e-3
+    assert "test_word_perplexity" not in adapt.for_record(
+        dataclasses.replace(worded, words=None), moved, loaded
+    )
 
 
 def test_more_symbols_than_there_are_and_more_lanes_than_a_text_fills(model, text) -> None:

@@ -285,6 +285,19 @@ def test_positions_are_written_in_blocks(
     np.testing.assert_array_equal(np.concatenate([row["h"] for row in found]), h)  # type: ignore[misc]
 
 
+def test_ids_of_any_width_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mulstm.embedding.store.BLOCK", 64)
+    ids = ["a", "bc", "d", "e", "a name of 20 letters", "f", "\u00e9", "g"]
+    with Store(tmp_path, {"h_mean": 2}) as store:
+        for k, id in enumerate(ids):
+            store.add(id, 1)
+            store.put("h_mean", k, np.full((1, 2), k, dtype=np.float32))
+        files.write(store, tmp_path / "r.npz")
+    found = np.load(tmp_path / "r.npz")
+    assert found["id"].tolist() == ids
+    assert found["h_mean"].tolist() == [[k, k] for k in range(len(ids))]
+
+
 def test_ids_that_an_array_cannot_hold(made: foreign.Foreign, tmp_path: Path) -> None:
     loaded = interop.to_checkpoint(unirep.from_arrays(made.arrays, "unirep", "w"))
     for id, words in (("a\0", r"The id 'a\\x00' has a NUL in it"), ("x" * 10_001, "has 10,001 characters")):

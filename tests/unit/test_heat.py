@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -50,6 +51,13 @@ def read(html: str) -> Reader:
 
 def scored(text: bytes, id: str = "1") -> Score:
     return Score(id, text, len(text), float(len(text)), losses=np.ones(len(text)))
+
+
+@pytest.mark.parametrize(("protein", "highest"), [(False, 10), (True, 8), (None, 10)])
+def test_the_colours_of_a_page_go_from_nothing_to_what_is_rare(protein: bool | None, highest: int) -> None:
+    shown = [] if protein is None else [replace(scored(b"MK"), protein=protein)]
+    html = "".join(surprise("t", shown))
+    assert re.search(rf'<p class="legend">0 .* {highest} bits</p>', html)
 
 
 def test_hostile_text_is_only_text() -> None:

@@ -165,13 +165,15 @@ def test_a_fused_step_is_seen_however_the_gradients_came(kind: type[torch.optim.
         assert after.equal(model.hidden(x)[0])
 
 
-def test_what_other_processes_may_write_to_is_not_kept() -> None:
-    model = make(ModelRecipe(hidden=5)).eval().share_memory()
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_other_processes_may_write_to_is_not_kept(whole: bool) -> None:
+    model = make(ModelRecipe(hidden=5)).eval()
+    (model if whole else model.layers[0]).share_memory()
     x = torch.randint(9, (2, 20))
     with torch.no_grad():
         model(x)
         # What another process does shows in no version.
-        for p in model.parameters():
+        for p in model.layers[0].parameters():
             p.data.mul_(0.5)
         found = model(x)[0]
         model.forget()

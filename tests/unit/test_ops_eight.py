@@ -21,6 +21,17 @@ def test_what_is_too_large_becomes_the_largest() -> None:
     assert eight.rounded(x, 1.0).tolist() == [448.0, -448.0, 448.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("scale", "highest", "lowest"),
+    [(eight.WEIGHT, 7.0, 2.45e-4), (eight.H, 3.5, 1.3e-4), (eight.M, 224.0, 8e-3)],
+)
+def test_what_the_scales_leave_room_for(scale: float, highest: float, lowest: float) -> None:
+    x = torch.tensor([highest, 2 * highest, lowest, -lowest])
+    back = eight.rounded(x, scale).float() / scale
+    assert back[:2].tolist() == [highest, highest]
+    assert float((back[2:] / x[2:] - 1).abs().max()) <= 2**-4
+
+
 @pytest.mark.parametrize("largest", [1e-9, 3e-5, 0.7, 1.0, 2000.0])
 def test_the_scale_of_gradients_is_a_power_of_two_that_brings_them_into_range(largest: float) -> None:
     dh = torch.tensor([[0.3 * largest, -largest], [0.0, 0.1 * largest]]).bfloat16()

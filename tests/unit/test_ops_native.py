@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -251,6 +252,16 @@ def test_products(dtype: torch.dtype, B: int, turned: bool) -> None:
         assert products.many(x, W, bias, torch.empty(B, 64)).equal(y)
 
 
+def test_products_have_their_own_type_whatever_is_usual(usual: AbstractContextManager[None]) -> None:
+    if vector_product.why_not(torch.float32) is not None:
+        pytest.skip(str(vector_product.why_not(torch.float32)))
+    product, x = vector_product.VectorProduct(torch.ones(64, 42)), torch.ones(8, 42)
+    with usual:
+        y = product(x)
+    assert y.dtype == torch.float32
+    assert y.eq(42).all()
+
+
 def test_a_kept_matrix_is_put_in_order_once() -> None:
     W = products.keep(torch.randn(64, 42))
     if not vector_product.VectorProduct.fits(W):
@@ -292,6 +303,7 @@ def test_weight_gradient(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dW.equal(found)
     assert (db - dy.double().sum(0)).norm() < 1e-6 * db.norm()
     assert not vector_product.gradient_fits(dy[:, :50], x)
+    assert not vector_product.gradient_fits(dy, torch.randn(rows, 20))
     assert not vector_product.gradient_fits(dy, torch.randn(24, rows).T[:, :16])
 
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from made_runs import at_update
-from mulstm import evaluate, outcome, parallel, report, search, train
+from mulstm import evaluate, job, outcome, parallel, report, search, train
+from mulstm import recipe as recipes
 from mulstm.divergence import DivergedError
 from mulstm.errors import DataError, RecipeError, RunError, RunInterruptedError
 from mulstm.recipe import Recipe
@@ -58,6 +59,7 @@ def test_trials_are_compared_kept_and_not_run_again(
 
     told: list[str] = []
     monkeypatch.setattr(search, "run_updates", lambda job: pytest.fail("it was run again"))
+    monkeypatch.setattr(job, "backend_of", lambda *_: pytest.fail("it may be of another machine"))
     assert search.search(asked, out=out, note=told.append) == found
     assert told == []
     monkeypatch.undo()
@@ -269,6 +271,7 @@ def test_pages_tell_what_all_trials_share(tiny: Tiny, tmp_path: Path) -> None:
     assert "optimiser.rate=0.5" in shared
     assert "train.seed" not in shared
     assert "| `as it is` | " in page
+    assert trials._shared("quickstart", [{"settings": recipes.settings(recipes.load("quickstart"))}]) == ""
 
 
 def test_two_searches_into_one_file_lose_nothing(tmp_path: Path) -> None:
@@ -296,6 +299,9 @@ def test_lines_tell_how_much_was_read(tiny: Tiny, tmp_path: Path) -> None:
     told = trials._told(found, "s.jsonl")
     assert "40 symbols of validation" in told
     assert f"{found[1]['valid_symbols']} symbols of validation" in told
+    broken = found[0] | {"valid_symbols": 0}  # before its first validation
+    assert trials._told([found[0], broken], "s.jsonl") == trials._told(found[:1], "s.jsonl")
+    assert ": 0 symbols of validation" in trials._told([broken], "s.jsonl")
 
 
 def test_settings_that_are_those_of_another_trial_are_told(tiny: Tiny, tmp_path: Path) -> None:

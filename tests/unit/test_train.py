@@ -65,6 +65,27 @@ def test_what_a_run_leaves_behind(tiny: Tiny, tmp_path: Path) -> None:
     assert loaded.meta["metrics"]["update"] == 12
 
 
+def test_a_line_of_the_log_is_of_the_updates_since_the_last(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses: list[float] = []
+    real = update.Update.__call__
+
+    def call(self: update.Update, *given: Any, **named: Any) -> Any:
+        loss = real(self, *given, **named)
+        losses.append(float(loss))
+        return loss
+
+    monkeypatch.setattr(update.Update, "__call__", call)
+    monkeypatch.setattr(job, "LOG_LINES", 4)  # one in three updates, and wherever validation is read
+    log = runs.read_log(run(tiny(), tmp_path)[1])
+    ends = [line["update"] for line in log]
+    assert ends == [3, 5, 6, 9, 10, 12]
+    means = [np.mean(losses[low:high]) for low, high in pairwise([0, *ends])]
+    assert [line["train_bits_per_char"] * math.log(2) for line in log] == pytest.approx(means)
+    assert [line["epoch"] for line in log] == [end / 134 for end in ends]
+
+
 def test_the_first_update_does_not_count_into_the_speed(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

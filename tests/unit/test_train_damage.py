@@ -151,6 +151,14 @@ def test_a_run_that_is_complete_needs_no_state(ended: Path, tmp_path: Path) -> N
     assert record == json.loads((ended / "metrics.json").read_text())
 
 
+def test_a_complete_run_without_its_state_still_has_its_start(ended: Path, tmp_path: Path) -> None:
+    recipe, start = runs.recipe_of(ended), ended / "last.safetensors"
+    _, folder = run(recipe, tmp_path, start_from=start)
+    (folder / "resume.safetensors").unlink()
+    for which in ("auto", str(folder)):
+        assert run(recipe, tmp_path, start_from=start, resume_from=which)[1] == folder
+
+
 @pytest.mark.parametrize("place", ["named", "auto"])
 def test_models_without_a_state_are_not_trained_over(ended: Path, tmp_path: Path, place: str) -> None:
     folder = shutil.copytree(ended, tmp_path / "runs" / ended.parent.name / ended.name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from made_runs import RICH, Tiny, run, same, tell_validations, weights
-from mulstm import checkpoint, job, outcome, parallel, runs, train
+from mulstm import checkpoint, job, outcome, parallel, resume, runs, train
 
 
 def test_validation_does_not_touch_training(tiny: Tiny, tmp_path: Path) -> None:
@@ -87,8 +87,31 @@ def test_a_folder_stands_for_the_model_of_its_record(
     assert last["valid_bits_per_char"] == pytest.approx(5.0)
 
 
+def test_a_killed_run_finds_no_best_model_of_its_future_that_nothing_overtakes(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny("evaluate.patience=9", "evaluate.every=4", "train.save_every=1e-9")
+    real = resume.save
+
+    def killed(path: Path, work: Any, progress: resume.Progress, *more: Any) -> None:
+        if progress.update == 8:
+            raise KeyboardInterrupt
+        real(path, work, progress, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume, "save", killed)
+        tell_validations(patch, 4.0, 3.0)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, tmp_path)
+    tell_validations(monkeypatch, 5.0)  # of the last model that was saved
+    record, folder = run(recipe, tmp_path, resume_from="auto", minutes=1e-9)
+    assert (record["updates"], record["best_valid_update"]) == (7, 4)
+    assert checkpoint.load(folder).meta["metrics"]["update"] == 4
+
+
 def test_without_a_validation_part(tiny: Tiny, tmp_path: Path) -> None:
     record, folder = run(tiny("data.split=90-0-10"), tmp_path)
     assert record["valid_bits_per_char"] is None
+    assert record["valid_symbols"] == record["best_valid_update"] == record["valid_seconds"] == 0
     assert record["test_symbols"] == 600
     assert all(line["valid_bits_per_char"] is None for line in runs.read_log(folder))

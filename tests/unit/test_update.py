@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distance import rms
+from mulstm.data.pairs import Pairs, pairs_of
 from mulstm.nn.model import LanguageModel
 from mulstm.parallel import Share
 from mulstm.recipe import Recipe
@@ -81,6 +82,16 @@ def test_totals_of_records_count_what_is_predicted(plain: Recipe) -> None:
     nats, symbols, _ = update.totals.tolist()
     assert symbols == 40 + 8
     assert nats == pytest.approx(40 * losses[0] + 8 * losses[1], rel=1e-6)
+
+
+def test_records_that_do_not_begin_are_a_text(plain: Recipe) -> None:
+    one, other = fresh(plain), fresh(replace(plain, data=replace(plain.data, records="lines")))
+    for k in range(3):
+        x, y = chunk(k)
+        loss = one(x, y, rate=0.01)
+        assert float(other(x, y, rate=0.01, first=np.zeros_like(x, dtype=bool))) == pytest.approx(float(loss))
+    for ours, theirs in zip(one.parameters, other.parameters, strict=True):
+        assert rms(theirs, ours) < 1e-5
 
 
 def test_refresh_runs_the_chunk_again_with_the_new_weights(plain: Recipe) -> None:
@@ -247,20 +258,49 @@ def test_a_capture_loads_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([what for what, _ in done if what != "captured"]) == 10  # each call makes one update
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_pairs_are_for_one_process(plain: Recipe, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    # Each has other pairs, and so would be in another graph, or in none, while all must meet in one.
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a GPU that is none was told of the copies to it; every model has a use for pairs."""
+    told: list[str] = []
+    event = SimpleNamespace(synchronize=lambda: told.append("waited"), record=lambda: told.append("marked"))
     monkeypatch.setattr("mulstm.nn.packed.pairs_pay", lambda model: True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     for name in ("Stream", "Event"):
-        monkeypatch.setattr(
-            torch.cuda, name, lambda: SimpleNamespace(synchronize=lambda: 0, record=lambda: 0)
-        )
-    recipe = replace(plain, train=replace(plain.train, lanes=8))
-    update = GraphedUpdate(LanguageModel(plain.model, N), recipe, torch.Generator(), Share(count=count))
+        monkeypatch.setattr(torch.cuda, name, lambda: event)
+    return told
+
+
+def graphed(plain: Recipe, count: int = 1, records: str = "") -> GraphedUpdate:
+    recipe = replace(plain, train=replace(plain.train, lanes=8), data=replace(plain.data, records=records))
+    return GraphedUpdate(LanguageModel(plain.model, N), recipe, torch.Generator(), Share(count=count))
+
+
+@pytest.mark.parametrize(("count", "records"), [(1, ""), (2, ""), (1, "lines")])
+def test_pairs_are_for_one_process_and_one_text(
+    plain: Recipe, done: list[str], count: int, records: str
+) -> None:
+    # Each has other pairs, and so would be in another graph, or in none, while all must meet in one.
+    update = graphed(plain, count, records)
     x, y = chunk(1, lanes=8)
-    update.load(np.zeros_like(x), y)  # one pair a lane
-    assert (update.pairs is not None) == (count == 1)
+    update.load(np.zeros_like(x), y, np.zeros(x.shape, dtype=bool) if records else None)  # one pair a lane
+    assert (update.pairs is not None) == (count == 1 and not records)
+
+
+def test_pairs_of_a_chunk_are_those_on_the_device(plain: Recipe, done: list[str]) -> None:
+    update = graphed(plain)
+    for k in range(2 * update.SLOTS):
+        x, y = (part % 3 for part in chunk(k, lanes=8))
+        update.load(x, y)
+        update.calls += 1
+        assert update.xy.tolist() == [x.tolist(), y.tolist()]
+        found = pairs_of(x.astype(np.uint8))
+        assert update.pairs is not None
+        for name, right, rest in zip(Pairs._fields, found, (0, 0, 0, 0, x.size), strict=True):
+            there = getattr(update.pairs, name)
+            assert there[: right.size].tolist() == right.tolist(), name
+            assert set(there[right.size :].tolist()) <= {rest}, name
+    # A slot is filled anew only when what was in it has been copied.
+    assert done == ["waited", "marked"] * (2 * update.SLOTS)
 
 
 def test_the_type_that_is_usual_elsewhere_changes_nothing(
