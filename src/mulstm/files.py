@@ -93,6 +93,14 @@ def json_text(value: Any) -> str:
     return json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n"
 
 
+def json_of(line: bytes) -> Any:
+    """What a line of JSON holds; None where it is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None

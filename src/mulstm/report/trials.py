@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mulstm import console
+from mulstm import console, files
 from mulstm import recipe as recipes
 from mulstm.errors import RunError
 from mulstm.report.records import is_of
@@ -41,10 +40,7 @@ def read(path: Path) -> list[Result]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
+        found = files.json_of(line)
         if isinstance(found, dict) and "settings" not in found:  # about other things
             continue
         if not _is_trial(found):
