@@ -158,6 +158,11 @@ def test_a_name_that_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(hub, "_hub", lambda: SimpleNamespace(snapshot_download=refuse))
     with pytest.raises(CheckpointError, match='"nobody/nothing" is neither a folder nor a model'):
         hub.from_pretrained("nobody/nothing")
+    for name in ("my-model", "./my-model", "/tmp/no/model", "a/b/c", "owner/"):
+        with pytest.raises(
+            CheckpointError, match=rf"There is no folder {name}\. Give one that save_pretrained"
+        ):
+            hub.from_pretrained(name)
 
 
 def test_what_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,11 @@ def from_pretrained(
     """A model from a local folder, or from the hub by its "owner/name"; every weight is there or it fails."""
     place = Path(name)
     if not place.is_dir():
+        owner, _, model = str(name).partition("/")
+        if owner in ("", ".", "..", "~") or not model or "/" in model:
+            raise CheckpointError(
+                f'There is no folder {name}. Give one that save_pretrained wrote, or "owner/name" of the hub.'
+            )
         place = _downloaded(str(name), revision)
     if not (place / MODEL).is_file():
         raise CheckpointError(f"There is no {MODEL} in {place}. Give a folder that save_pretrained wrote.")
