@@ -18,7 +18,7 @@ COLOURS = {
     "mlstm-emb-wn": ORANGE,
     "mlstm": PURPLE,
     "milstm": VERMILLION,
-    "mlstm-rmsprop": SKY,
+    "mlstm-rmsprop": PURPLE,
     "mlstm-small": GREEN,
     "lstm-small": VERMILLION,
 }
