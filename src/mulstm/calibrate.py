@@ -37,8 +37,8 @@ class Calibration(NamedTuple):
 def calibrate(model: LanguageModel, cost: Callable[[], float]) -> Calibration:
     """Multiplies logits and recurrent products, in the model's weights, by the factors of least `cost`.
 
-    `cost` measures the model as it stands; it is called some fifteen times, at most sixty. A factor that gains
-    nothing worth mentioning is 1.
+    `cost` measures the model as it stands; it is called some fifteen times, at most sixty. A factor that
+    gains nothing worth mentioning is 1.
     """
     output: list[Tensor] = [tensor for tensor in (model.W_out, model.b_out) if tensor is not None]
     scaled = {"logits": output, "recurrent": [*map(_length, model.layers)]}

@@ -131,6 +131,8 @@ def kept_statistics(
     **how: int,
 ) -> Statistics:
     """Those kept in `folder`, if they are of this very model and text and gathered so; else they are made."""
+    if model.is_altered:  # no fingerprint tells of hooks
+        return gather_statistics(model, split, progress=progress, **how)
     wanted: dict[str, str | int] = {
         "model": fingerprint(model, alphabet),
         "text": split.text.checksum(split.start, split.stop),

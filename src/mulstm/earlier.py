@@ -141,7 +141,8 @@ def _require_state(folder: Path, recipe: Recipe) -> None:
             f"Start a new run from its model with --from {quote(str(folder / kept[0]))}."
         )
     now = recipes.settings(recipe)
-    then = (_saved(folder, "recipe") or now) | {"data.corpus": recipe.data.corpus}  # a text may have moved
+    then = recipes.completed(_saved(folder, "recipe") or now)
+    then["data.corpus"] = recipe.data.corpus  # a text may have moved
     if changed := recipes.differences(now, then):
         raise RunError(
             f"The recipe.toml of {folder} was changed after the run began ({'; '.join(changed[:4])}). "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,19 +27,20 @@ class Outcome(NamedTuple):
     measured: dict[str, Evaluation]
     calibration: Calibration | None
 
+    @property
+    def broken(self) -> str:
+        """The part whose cost is no longer a number; empty where there is none."""
+        return next((name for name, one in self.measured.items() if not math.isfinite(one.nats)), "")
+
 
 def valid_bits(job: Job, model: LanguageModel) -> float:
     """What the validation part costs, as far as the recipe has it read on the way."""
     asked, split = job.recipe.evaluate, job.corpus.split("valid")
-    found = evaluate(model, split, asked.lanes, symbols=asked.symbols, progress=heeding(job.signals))
+    heed = heeding(job.signals)
+    heed(0, 0.0)  # a short part does not look
+    found = evaluate(model, split, asked.lanes, symbols=asked.symbols, progress=heed)
     job.valid_symbols = found.symbols
     return found.bits_per_char
-
-
-def _heeded_bits(job: Job, model: LanguageModel) -> float:
-    """The same, or SignalError: a signal may come between two looks at a short part."""
-    heeding(job.signals)(0, 0.0)
-    return valid_bits(job, model)
 
 
 def measure(job: Job, model: LanguageModel, calibration: Calibration | None) -> Outcome:
@@ -48,7 +50,7 @@ def measure(job: Job, model: LanguageModel, calibration: Calibration | None) -> 
     if is_due and any(part.name == "valid" for part in splits):
         if job.screen is not None:
             job.screen.note("calibrating on the valid part")
-        calibration = calibrate(model, partial(_heeded_bits, job, model))
+        calibration = calibrate(model, partial(valid_bits, job, model))
     if job.screen is not None:
         for part in splits:
             job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")

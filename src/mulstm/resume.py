@@ -41,7 +41,8 @@ class Progress:
     valid_seconds: float = 0.0
     best_bits: float | None = None  # of the validations so far
     best_update: int = 0
-    stale: int = 0  # validations since the best
+    mark: float | None = None  # the best of the validations that every run of the recipe makes
+    stale: int = 0  # of these, how many have come since
     stopped: str = ""  # why the run ended before its last update
     logged: int = 0  # `update` at the last line of the log
     since: float = 0.0  # `seconds` at that line

@@ -111,7 +111,7 @@ def _line_of(known: Sequence[Result], recipe: Recipe, text: dict[str, Any]) -> R
     """The line of this recipe and, where it tells, of the text as it is now."""
     settings = recipes.settings(recipe)
     for line in known:
-        is_same = line.get("recipe") == recipe.name and line["settings"] == settings
+        is_same = line.get("recipe") == recipe.name and recipes.completed(line["settings"]) == settings
         if is_same and line.get("corpus", text) == text:
             return line
     return None

@@ -36,6 +36,7 @@ from mulstm.job import Job
 from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel
 from mulstm.ops import modes
+from mulstm.outcome import Outcome
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordChunk, RecordLanes
 from mulstm.signals import SignalError, listening
@@ -98,11 +99,12 @@ def train(
             run_updates(job)
             save(job)
             record = finish(job)
-            if job.signals:  # too late for anything to be left undone
+            (signum,) = share.largest(job.signals[0] if job.signals else 0)
+            if signum:  # too late for anything to be left undone
                 raise RunInterruptedError(
                     f"Interrupted; the run in {job.folder} is complete",
                     f'"mulstm train --resume {quote(str(job.folder))}" shows its figures.',
-                    job.signals[0],
+                    int(signum),
                 )
         except files.UnwritableError as fault:
             raise RunError(f"{fault} {_go_on(job)}") from None
@@ -230,12 +232,15 @@ def validate(job: Job) -> float | None:
         raise divergence.diverged(job, "The validation loss is no longer a number")
     progress.validated, progress.valid_bits = progress.update, bits
     if progress.best_bits is None or bits < progress.best_bits:
-        progress.best_bits, progress.best_update, progress.stale = bits, progress.update, 0
+        progress.best_bits, progress.best_update = bits, progress.update
         # Without patience the last model counts: a folder must not stand for another than its record.
         if recipe.patience:
             job.share.by_first(lambda: _write_model(job, earlier.BETTER, job.model, _metrics(job, bits)))
-    elif job.is_milestone:  # where a run was cut, no gain says nothing
-        progress.stale += 1
+    if job.is_milestone:  # patience does not count where a run was cut: it goes on as one that was not
+        if progress.mark is None or bits < progress.mark:
+            progress.mark, progress.stale = bits, 0
+        else:
+            progress.stale += 1
         if recipe.patience and progress.stale >= recipe.patience and progress.update < job.total:
             progress.stopped = f"{progress.stale} validations without a gain"
     return bits
@@ -294,39 +299,41 @@ def save(job: Job) -> None:
 
 def finish(job: Job) -> dict[str, Any]:
     """Measures the model on whole splits and writes the record; it comes last, so it marks a complete run."""
-    recipe, progress = job.recipe, job.progress
     divergence.require_learnt(job)
-    model, file, calibration = job.model, job.folder / "last.safetensors", None
-    if recipe.evaluate.patience and progress.best_bits is not None:
-        file = job.folder / "best.safetensors"
-        best = checkpoint.load(file, job.share.device)
-        model = best.model
-        model.precision, model.backend = recipe.train.precision, recipe.train.backend
-        if known := best.meta["metrics"].get("calibration"):  # by a run that was ended or cut after it
-            calibration = Calibration(**known)
-    started = time.perf_counter()
     try:
-        found = job.share.by_first(partial(outcome.measure, job, model, calibration))
+        found, seconds, fingerprint = job.share.by_first(partial(_measure, job))
     except SignalError:
         raise _interrupted(job, "Interrupted while measuring the trained model", job.signals[0]) from None
-    record = outcome.record(job, found, time.perf_counter() - started)
-    for name, costs in found.measured.items():
-        if not math.isfinite(costs.nats):  # and what was saved last is that model
-            what = f"The loss on the {name} part is no longer a number at update {progress.update:,}"
-            raise divergence.DivergedError(what, divergence.start_again(job))
-    made = found.calibration
-    if made is not None and calibration is None:
-        job.share.by_first(lambda: _write_calibrated(job, file, model, made))
-    record["fingerprint"] = checkpoint.fingerprint(model, job.corpus.alphabet)
+    if found.broken:  # and what was saved last is that model
+        what = f"The loss on the {found.broken} part is no longer a number at update {job.progress.update:,}"
+        raise divergence.DivergedError(what, divergence.start_again(job))
+    record = outcome.record(job, found, seconds) | {"fingerprint": fingerprint}
     if job.run is not None:
         job.run.write_json("metrics.json", record)
     return record
 
 
-def _write_calibrated(job: Job, file: Path, model: LanguageModel, made: Calibration) -> None:
-    """In place of the model as it was trained; the run's state stays, and training would go on from there."""
-    after = {"valid_bits_per_char": made.after, "calibration": made._asdict()}
-    _write_model(job, file.name, model, tensorfile.read_meta(file)["metrics"] | after)
+def _measure(job: Job) -> tuple[Outcome, float, str]:
+    """What the model that counts comes to, the seconds that took, and its fingerprint.
+
+    A calibrated model takes the place of the one as it was trained; the run's state stays.
+    """
+    recipe = job.recipe
+    model, file, known = job.model, job.folder / "last.safetensors", None
+    if recipe.evaluate.patience and job.progress.best_bits is not None:
+        file = job.folder / "best.safetensors"
+        best = checkpoint.load(file, job.share.device)
+        model, known = best.model, best.meta["metrics"].get("calibration")
+        model.precision, model.backend = recipe.train.precision, recipe.train.backend
+    started = time.perf_counter()
+    # Known is that of a run that was ended or cut after it.
+    found = outcome.measure(job, model, Calibration(**known) if known else None)
+    seconds = time.perf_counter() - started
+    made = found.calibration
+    if made is not None and not known and not found.broken:
+        after = {"valid_bits_per_char": made.after, "calibration": made._asdict()}
+        _write_model(job, file.name, model, tensorfile.read_meta(file)["metrics"] | after)
+    return found, seconds, checkpoint.fingerprint(model, job.corpus.alphabet)
 
 
 def _metrics(job: Job, bits: float | None) -> dict[str, Any]:

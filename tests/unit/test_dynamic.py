@@ -146,6 +146,12 @@ def test_statistics_are_kept_for_the_model_and_text_they_are_of(model, text, tmp
         model.W_out.add_(1.0)
     ask()
     assert len(made) == 8
+    hook = model.register_forward_hook(lambda model, given, found: (found[0] / 2, found[1]))
+    other = ask()
+    hook.remove()
+    assert len(made) == 9
+    assert not all(torch.equal(other[name], mine) for name, mine in ask().items())
+    made.pop()
     left = folder / ".half-written.tmp"  # by a process that was killed
     left.touch()
     os.utime(left, (0, 0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +86,20 @@ def test_at_most_ten_validations_and_the_last_at_the_end(tiny: Tiny, tmp_path: P
 
 
 def test_every_process_returns_what_the_first_measured(tiny: Tiny, tmp_path: Path) -> None:
+    """And looks at no file itself: the first may be writing it."""
     measured = {"test": Evaluation(nats=2.0, symbols=3, words=None, seconds=1.0)}
 
     class Other(parallel.Share):
         def by_first(self, work: Any) -> Any:
-            return Outcome(measured, None) if isinstance(work, partial) else []
+            return Outcome(measured, None), 5.0, "of the calibrated model"
 
     with ExitStack() as stack:
-        found = built(tiny(), stack, tmp_path)
+        found = built(tiny("evaluate.patience=1"), stack, tmp_path)
         found.share = Other(rank=1, count=2)
-        assert train.finish(found)["test_bits_per_char"] == measured["test"].bits_per_char
+        found.progress.best_bits = 1.0
+        record = train.finish(found)
+    assert record["test_bits_per_char"] == measured["test"].bits_per_char
+    assert (record["evaluate_seconds"], record["fingerprint"]) == (5.0, "of the calibrated model")
 
 
 @pytest.mark.parametrize(("epochs", "total"), [(0.29, 39), (1.4, 188), (0.001, 1)])

@@ -45,6 +45,11 @@ def silenced(model: LanguageModel) -> LanguageModel:
     return model
 
 
+def silenced_by_half(model: LanguageModel) -> LanguageModel:
+    model.layers[-1].register_forward_hook(lambda layer, given, found: (found[0] / 2, found[1]))
+    return model
+
+
 def cooled(model: LanguageModel) -> LanguageModel:
     model.register_forward_hook(lambda model, given, found: (found[0] / 2, found[1]))
     return model
@@ -97,6 +102,27 @@ def test_its_folded_form_is_a_copy_of_it(change: Change) -> None:
         with torch.no_grad():
             copy.W_out.zero_()
         assert torch.equal(model.W_out, before)
+
+
+@pytest.mark.parametrize("cell", ["rnn", "tensor-rnn", "mrnn", "lstm", "milstm", "mlstm"])
+def test_where_texts_begin_a_hook_acts_once(cell: str) -> None:
+    torch.manual_seed(1)
+    model = silenced_by_half(LanguageModel(ModelRecipe(cell=cell, hidden=8), 5).eval())
+    x = torch.randint(5, (2, 6))
+    first = torch.zeros(2, 6, dtype=torch.bool)
+    first[:, 0] = True  # as from a zero state
+    with torch.no_grad():
+        torch.testing.assert_close(model(x, first=first)[0], model(x)[0])
+
+
+def test_a_pruned_model_with_hooks_is_folded_after_training() -> None:
+    model = cooled(made())
+    prune.l1_unstructured(model, "W_out", amount=0.3)
+    prune.l1_unstructured(model.layers[0], "W_zm", amount=0.3)
+    x = torch.zeros(1, 3, dtype=torch.long)
+    model(x)[0].sum().backward()
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval().folded()(x)[0], model(x)[0])
 
 
 def test_a_copy_has_the_very_hooks() -> None:

@@ -81,6 +81,10 @@ def test_trials_of_the_text_as_it_was_do_not_count(tiny: Tiny, tmp_path: Path) -
     del before["corpus"]
     out.write_text(json.dumps(before))
     assert search.search([one], out=out) == [before]
+    # Nor does one from before a key was known tell that.
+    del before["settings"]["evaluate.calibrate"]
+    out.write_text(json.dumps(before))
+    assert search.search([one], out=out) == [before]
 
 
 def test_it_measures_what_training_measures(tiny: Tiny, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from made_runs import RICH, Tiny, at_update, interrupt_validation, run, same, steady, weights
-from mulstm import checkpoint, data, earlier, job, outcome, runs, tensorfile, train
+from mulstm import checkpoint, data, earlier, job, outcome, parallel, resume, runs, tensorfile, train
 from mulstm.errors import DataError, RunError, RunInterruptedError
 from mulstm.recipe import Recipe
 from mulstm.resume import Progress
@@ -118,6 +118,27 @@ def test_a_signal_when_all_is_done_is_told(
     assert caught.value.exit_code == 143
     (record,) = tmp_path.rglob("metrics.json")
     assert run(tiny(), tmp_path, resume_from="auto")[1] == record.parent
+
+
+def test_a_signal_that_one_process_alone_heard_is_told_by_all(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, largest = outcome.record, parallel.Share.largest
+    heard_elsewhere = 0
+
+    def late(*given: Any) -> dict[str, Any]:
+        nonlocal heard_elsewhere
+        heard_elsewhere = signal.SIGTERM
+        return record(*given)
+
+    def agreed(share: parallel.Share, *values: float) -> list[float]:
+        return [max(value, heard_elsewhere) for value in largest(share, *values)]
+
+    monkeypatch.setattr(outcome, "record", late)
+    monkeypatch.setattr(parallel.Share, "largest", agreed)
+    with pytest.raises(RunInterruptedError, match="is complete") as caught:
+        run(tiny(), tmp_path)
+    assert caught.value.exit_code == 143
 
 
 def test_a_line_of_the_log_is_written_once(
@@ -284,6 +305,20 @@ def test_a_recipe_edited_in_the_folder_is_not_that_of_the_run(tiny: Tiny, tmp_pa
         run(tiny("optimiser.rate=1e-3"), tmp_path, resume_from="auto")
     path.write_text(whole)
     assert run(tiny(), tmp_path, resume_from=str(folder))[0]["updates"] == 12
+
+
+def test_a_run_from_before_a_key_was_known_goes_on(tiny: Tiny, tmp_path: Path) -> None:
+    _, folder = run(tiny(), tmp_path, minutes=1e-9)
+    state = folder / resume.NAME
+    tensors, meta = tensorfile.read(state, resume.KIND)
+    del meta["recipe"]["evaluate.calibrate"]
+    tensorfile.write(state, tensors, meta)
+    assert run(tiny(), tmp_path, resume_from=str(folder))[0]["updates"] == 12
+    _, other = run(tiny(), tmp_path / "other", minutes=1e-9)
+    path = other / "recipe.toml"
+    path.write_text(path.read_text().replace("calibrate = false", "calibrate = true"))
+    with pytest.raises(RunError, match=r"evaluate\.calibrate was False, is True"):
+        run(runs.recipe_of(other), tmp_path, resume_from=str(other))
 
 
 def test_an_edit_far_from_both_ends_is_noticed(tmp_path: Path) -> None:

@@ -89,6 +89,35 @@ def test_the_last_model_of_a_run_whose_time_is_over_may_be_its_best(
     assert (record["updates"], record["best_valid_update"], record["stopped"]) == (12, best, "")
 
 
+def test_where_a_run_was_cut_does_not_decide_when_it_stops(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny("evaluate.every=4", "evaluate.patience=1", "train.updates=16")
+    costs = {4: 5.0, 6: 4.0, 8: 4.5, 12: 4.6, 16: 3.0}
+    progress = Progress()
+
+    def watch(work: job.Job) -> None:
+        nonlocal progress
+        progress = work.progress
+        if work.limit < math.inf:
+            at_update(monkeypatch, 6, lambda: setattr(work, "limit", 0.0))
+        updates(work)
+
+    updates = train.run_updates
+    monkeypatch.setattr(
+        outcome,
+        "evaluate",
+        lambda *given, **named: SimpleNamespace(bits_per_char=costs[progress.update], symbols=9),
+    )
+    monkeypatch.setattr(train, "run_updates", watch)
+    whole, _ = run(recipe, tmp_path / "whole")
+    cut, _ = run(recipe, tmp_path / "cut", minutes=60)
+    assert (cut["updates"], cut["best_valid_update"]) == (6, 6)
+    done, _ = run(recipe, tmp_path / "cut", resume_from="auto")
+    assert (done["updates"], done["stopped"]) == (whole["updates"], whole["stopped"])
+    assert (done["updates"], done["best_valid_update"]) == (12, 6)
+
+
 @pytest.mark.parametrize(
     ("ending", "updates", "stopped"),
     [

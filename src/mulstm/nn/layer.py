@@ -223,7 +223,8 @@ class Layer(nn.Module):
         for low, high in zip([0, *cuts], [*cuts, zx.shape[0]], strict=True):
             state = begun(state, first[low])
             part = None if symbols is None else symbols[low:high]
-            h, state = self(w, None, zx[low:high], None, state, mask, backend, part)
+            # Not by calling the layer: its hooks are for the whole chunk.
+            h, state = self.forward(w, None, zx[low:high], None, state, mask, backend, part)
             hs.append(h)
         return torch.cat(hs), state
 

@@ -359,6 +359,8 @@ class LanguageModel(Keeping):
         Where the weights alone are not the function, it is a copy as it stands, with the same hooks.
         """
         if self.is_altered:
+            for part in (self, *self.stack):
+                make_anew(part)  # what is made keeps its history otherwise, of which there is no copy
             hooks = (hook for part in (self, *self.stack) for hook in hooks_of(part))
             return copy.deepcopy(self, {id(hook): hook for hook in hooks})
         kept = 0 if embedding else self.recipe.embedding

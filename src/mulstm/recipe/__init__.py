@@ -1,6 +1,6 @@
 """A recipe is the whole of a run: what is not in it, or on the command line, did not happen."""
 
-from mulstm.recipe.compare import changes_since, departures, differences, flat, settings
+from mulstm.recipe.compare import changes_since, completed, departures, differences, flat, settings
 from mulstm.recipe.reading import as_dict, check, dumps, fit, from_dict, load, names, notes_of, overridden
 from mulstm.recipe.rules import RULES, parse_split
 from mulstm.recipe.schema import (
@@ -43,6 +43,7 @@ __all__ = [
     "as_dict",
     "changes_since",
     "check",
+    "completed",
     "departures",
     "differences",
     "dumps",

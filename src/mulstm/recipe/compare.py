@@ -31,6 +31,11 @@ def settings(recipe: Recipe) -> Flat:
     return flat({name: as_dict(recipe)[name] for name in SECTIONS if name != "dynamic"})
 
 
+def completed(told: Flat) -> Flat:
+    """Settings as they were written down once; a key that they lack came later: its default went unsaid."""
+    return settings(Recipe()) | told
+
+
 def differences(now: Flat, then: Flat) -> list[str]:
     """The keys on which two recipes disagree, with both values."""
     keys = sorted(now.keys() | then.keys())
@@ -53,12 +58,9 @@ def changes_since(then: Flat, name: str) -> list[str]:
 
 
 def _beside_packaged(asked: Flat, name: str) -> tuple[Flat, Flat]:
-    """Both settings, as far as they matter; nothing where there is no such recipe.
-
-    A key that `asked` lacks came later: before, its default went without saying.
-    """
+    """Both settings, as far as they matter; nothing where there is no such recipe."""
     if name not in names():
         return {}, {}
-    asked, packaged = settings(Recipe()) | asked, flat(as_dict(load(name)))
+    asked, packaged = completed(asked), flat(as_dict(load(name)))
     keys = [key for key in asked if key not in INCIDENTAL]
     return {key: asked[key] for key in keys}, {key: packaged.get(key) for key in keys}
