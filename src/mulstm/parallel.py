@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import time
@@ -144,6 +145,9 @@ def joined(device: str) -> Iterator[Share]:
     rank = _told("RANK", 0)
     where = pick(device, _told("LOCAL_RANK", 0, default="0"))
     kind = "nccl" if where.type == "cuda" else "gloo"
+    # Imported later, by PyTorch itself, it would keep this group as a default of its functions; and threads of
+    # a group that is there when Python ends are aborted.
+    importlib.import_module("torch.distributed.nn.functional")
     try:
         # Under the same names, addresses that an earlier group has left would be taken for those of this one.
         store = cast(Any, dist).PrefixStore(f"group {next(_groups)}", _meeting_place())

@@ -387,6 +387,26 @@ def test_several_processes_train_one_model_after_the_other(tmp_path: Path, late:
     assert answer.code == 0, answer.err
 
 
+LEAVES = """
+import os
+from mulstm import parallel
+with parallel.joined("cpu") as share:
+    share.largest(1)
+    import torch._dynamo  # as the first update does
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+assert not [name for name in names if "gloo" in name], names
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed nowhere")
+def test_no_thread_of_a_group_outlives_it(tmp_path: Path) -> None:
+    """Python aborts one that wants something of it at its end."""
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    answer = ended(start(*GROUP[:2], tmp_path / "leaves.py", module="torch.distributed.run"))
+    assert answer.code == 0, answer.err
+
+
 def test_files_are_read_as_utf8_in_any_locale(tmp_path: Path) -> None:
     add(tmp_path / "results", "hutter/mlstm", 1.4)
     (tmp_path / "README.md").write_text(f"# A dash: –\n\n{report.BEGIN}\n{report.END}\n", encoding="utf-8")
