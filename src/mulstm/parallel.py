@@ -145,8 +145,8 @@ def joined(device: str) -> Iterator[Share]:
     rank = _told("RANK", 0)
     where = pick(device, _told("LOCAL_RANK", 0, default="0"))
     kind = "nccl" if where.type == "cuda" else "gloo"
-    # Imported later, by PyTorch itself, it would keep this group as a default of its functions; and threads of
-    # a group that is there when Python ends are aborted.
+    # Imported later, by PyTorch itself, it would keep this group as a default of its functions; and a group
+    # that is still there when Python ends has threads that are aborted.
     importlib.import_module("torch.distributed.nn.functional")
     try:
         # Under the same names, addresses that an earlier group has left would be taken for those of this one.
