@@ -256,6 +256,7 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
         delimiter = _delimiter(first, signs, column)
         # Strict: a quote that is never closed would make one field of all the rows after it.
         rows = csv.reader(chain([first] if first else [], lines), delimiter=delimiter, strict=True)
+        begins = 1  # the line in which a row does
         try:
             header = next(rows, None)
             if header is None:
@@ -263,8 +264,10 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
             fields = _fields(header, column, id_column, label_column, path)
             places = [header.index(field) if field else -1 for field in fields]
             read.begin()
+            begins = rows.line_num + 1
             for number, row in enumerate(rows, 1):
                 read.begin()
+                begins = rows.line_num + 1
                 if not row:
                     continue
                 if len(row) != len(header):
@@ -279,7 +282,8 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
                 text_bytes = body.encode("utf-8", errors="surrogateescape")
                 yield Record(_sound(name) or str(number), text_bytes, _sound(label))
         except csv.Error as error:
-            raise DataError(f"{path}, line {rows.line_num}: {error}. Mend the line.") from error
+            more = f" in line {rows.line_num:,}: a quote may be left open" if rows.line_num > begins else ""
+            raise DataError(f"{path}, line {begins:,}: {error}{more}. Mend the line.") from error
 
 
 def _sound(name: str) -> str:
@@ -308,9 +312,10 @@ def _fields(known: list[str], column: str, id_column: str, label_column: str, wh
     chosen = column or next(iter(free), "")
     asked = [chosen, id_column or ("id" if "id" in known else ""), label_column]
     if not chosen:
+        others = [field for field in known if field not in (id_column, label_column)]
         raise DataError(
-            f"{where}: none of the columns {', '.join(known)} is called sequence or text. "
-            "Name one with --column (train: --set data.column=NAME)."
+            f"{where}: none of the columns {', '.join(others) or '(there are no others)'} is called sequence "
+            "or text. Name one with --column (train: --set data.column=NAME)."
         )
     for field in asked:
         if field and known.count(field) > 1:

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from itertools import count
@@ -16,12 +16,13 @@ from typing import IO, Any
 
 from mulstm import files
 from mulstm.errors import RunError
-from mulstm.recipe import Recipe, dumps, load
+from mulstm.recipe import DEEPEST, Recipe, dumps, load
 
 if sys.platform != "win32":
     import fcntl
 
 ROOT = Path("runs")
+ENVIRONMENT = "environment.json"
 BINARY = getattr(os, "O_BINARY", 0)  # on Windows bytes stay as they are
 
 
@@ -196,7 +197,15 @@ def newest_first(name: str, *, root: Path) -> list[Path]:
 
 def all_below(folder: Path) -> list[Path]:
     """The folders of a recipe's, a table's or of all runs, newest first."""
-    return _newest_first(folder, 3)  # as in hutter/size/mlstm-3m
+    return _newest_first(folder, DEEPEST)
+
+
+def under_any_name(folder: Path) -> Iterator[Path]:
+    """All folders in it that training wrote, those that were renamed among them."""
+    for level in range(DEEPEST + 1):
+        for file in folder.glob("*/" * level + "*/recipe.toml"):
+            if "-seed" in file.parent.name or (file.parent / ENVIRONMENT).is_file():
+                yield file.parent
 
 
 def _newest_first(folder: Path, depth: int) -> list[Path]:

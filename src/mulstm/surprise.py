@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mulstm import console
 from mulstm.errors import DataError
 from mulstm.units import bits
 
@@ -37,8 +38,8 @@ def recovery(
     # The earliest of them must have that many symbols after it: the mean of none is no number.
     if not 0 < count < nats_a.size - delays or surprising.min() + delays >= nats_a.size:
         raise DataError(
-            f"{nats_a.size:,} symbols are too few for the {100 * share:g}% most surprising and {delays} "
-            "steps after them. Take a longer text."
+            f"{console.counted(nats_a.size, 'symbol')} {'is' if nats_a.size == 1 else 'are'} too few for the "
+            f"{100 * share:g}% most surprising and {delays} steps after them. Take a longer text."
         )
     pair = [np.asarray(nats, dtype=np.float64) for nats in (nats_a, nats_b)]
     by_delay = []

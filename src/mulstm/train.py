@@ -117,7 +117,7 @@ def train(
 def _open_books(job: Job, stack: contextlib.ExitStack, *, tensorboard: bool) -> None:
     """What the first process writes besides the model."""
     if job.run is not None:
-        job.run.write_json("environment.json", machine.environment([job.hardware]))
+        job.run.write_json(runs.ENVIRONMENT, machine.environment([job.hardware]))
     if tensorboard:
         job.board = jobs.require_board()(str(job.folder))
         stack.callback(job.board.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -191,6 +192,16 @@ def test_dynamic_figures_into_a_record(
     assert call(*given).code == 0
     assert call(*given, "--split", "valid").code == 2
     assert call("evaluate", trained, "--record", path).code == 2
+
+
+def test_that_a_record_cannot_be_written_is_told_before_any_work(
+    call: Call, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != trained)
+    monkeypatch.setattr("mulstm.adapt.prepare", None)
+    code, out, err = call("evaluate", trained, "--dynamic", "--record", trained / "metrics.json", "-q")
+    assert (code, out) == (3, "")
+    assert err == f"error: The folder {trained} cannot be written. Choose another place.\n"
 
 
 def test_a_rounded_model_adds_to_the_record_of_its_run(

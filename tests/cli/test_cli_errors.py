@@ -238,6 +238,9 @@ def test_a_folder_of_runs_is_no_text(
     before = files(tmp_path)
     for given in ("runs/text", "runs", "."):
         told(call("train", given, *settings()), 3, "has runs in it", f"mulstm train --resume {given}")
+    place.rename(place.with_name("the best"))
+    told(call("train", "runs", *settings()), 3, "has runs in it")
+    place.with_name("the best").rename(place)
     told(call("train", place, *settings()), 3, "is the folder of a run, not a text", "--resume")
     # What a library's caller gives is looked at as well: the text must not grow by the run.
     with pytest.raises(DataError, match="runs/text lies in the text itself"):

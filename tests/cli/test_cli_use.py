@@ -182,6 +182,21 @@ def test_inputs_without_a_record(call: Call, trained: Path, tmp_path: Path) -> N
         assert "holds no record" in err
 
 
+def test_vectors_of_a_cell_without_c(call: Call, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = LanguageModel(ModelRecipe(cell="rnn", hidden=4), 256)
+    checkpoint.save(tmp_path / "rnn.safetensors", model, Alphabet.bytes())
+    (tmp_path / "t.txt").write_bytes(b"one\n")
+    given = ("embed", tmp_path / "rnn.safetensors", tmp_path / "t.txt", "--as", "lines", "-o")
+    assert call(*given, tmp_path / "v.npz").code == 0
+    with np.load(tmp_path / "v.npz") as found:
+        assert found.files == ["id", "h_mean", "h_final"]
+    answer = call(*given, tmp_path / "w.npz", "--what", "final", "--what", "cell")
+    assert (answer.code, answer.out) == (3, "")
+    assert answer.err == "error: The cell rnn has no c. Ask for mean or final.\n"
+    assert not (tmp_path / "w.npz").exists()
+
+
 def test_embed(call: Call, proteins: tuple[Path, Path], tmp_path: Path) -> None:
     code, out, _ = call("embed", *proteins, "-o", tmp_path / "r.npz", "--json")
     assert code == 0

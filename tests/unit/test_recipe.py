@@ -211,6 +211,12 @@ def test_names_that_would_command_a_terminal(key: str) -> None:
     assert getattr(recipe.from_dict({key: "caf\u00e9\u00a0[2J"}), key) == "caf\u00e9\u00a0[2J"
 
 
+def test_names_so_deep_that_their_runs_would_not_be_found() -> None:
+    recipe.check(Recipe(name="a/b/c"))
+    with pytest.raises(RecipeError, match="must be a name of at most 3 parts"):
+        recipe.check(Recipe(name="a/b/c/d"))
+
+
 @pytest.mark.parametrize("name", ["/etc", "..", "../x", "a/../../x", "a/."])
 def test_names_that_would_leave_the_runs_folder(name: str) -> None:
     with pytest.raises(RecipeError, match="must be a name that can name a folder"):

@@ -38,8 +38,10 @@ def test_a_surprise_at_the_end_has_nothing_after_it() -> None:
 def test_texts_of_different_length_are_refused() -> None:
     with pytest.raises(DataError, match="20 and 21"):
         recovery(np.ones(20), np.ones(21))
-    with pytest.raises(DataError, match="too few"):
+    with pytest.raises(DataError, match="4 symbols are too few"):
         recovery(np.ones(4), np.ones(4))
+    with pytest.raises(DataError, match="1 symbol is too few"):
+        recovery(np.ones(1), np.ones(1))
     with pytest.raises(DataError, match="100 and 100"):
         recovery(np.ones((2, 50)), np.ones((2, 50)))
     assert len(recovery(np.ones(50), np.ones(50)).by_delay) == 1 + 4  # as many steps as the paper's figure

@@ -22,7 +22,10 @@ def command(
     force: Force = False,
     what: Annotated[
         list[str] | None,
-        typer.Option("--what", help="mean, final, cell or joined; repeatable (default: the first three)."),
+        typer.Option(
+            "--what",
+            help="mean, final, cell or joined; repeatable (default: the first three that the model has).",
+        ),
     ] = None,
     positions: Annotated[
         bool, typer.Option("--positions", help="Also h after each symbol: rows of h, cut by offsets.")
@@ -44,15 +47,20 @@ def command(
     """
     from mulstm import checkpoint, parallel
     from mulstm.embedding import Wanted, embed_file, files, require_readable
+    from mulstm.errors import DataError
     from mulstm.packing import LANES
 
     if unknown := [name for name in what or [] if name not in VECTORS]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(VECTORS)}", param_hint="--what")
-    vectors = tuple(VECTORS[name] for name in what or ("mean", "final", "cell"))
-    wanted = Wanted(vectors, positions, _units(units))
+    chosen = _units(units)
     files.check(out)
     require_room(out, force, read=(source, model))
     loaded = checkpoint.load(model, parallel.pick(device))
+    has_c = bool(loaded.model.c_width)
+    if "cell" in (what or []) and not has_c:
+        raise DataError(f"The cell {loaded.model.recipe.cell} has no c. Ask for mean or final.")
+    vectors = tuple(VECTORS[name] for name in what or ("mean", "final", *["cell"] * has_c))
+    wanted = Wanted(vectors, positions, chosen)
     if Path(source).is_file():  # which can be read twice: hours of work are not lost to its last record
         require_readable(loaded, read(source, kind, column, id_column, upper))
     with console.moving(0, "embed", quiet, "records") as tell:

@@ -98,7 +98,7 @@ def command(
 
     Where the corpus has words, in word perplexity, too.
     """
-    from mulstm import adapt, checkpoint, parallel
+    from mulstm import adapt, checkpoint, files, parallel
     from mulstm.cli._text import is_own, part_of
     from mulstm.data.known import recounted
     from mulstm.dynamic import Settings, evaluate_dynamic
@@ -130,6 +130,7 @@ def command(
     total = min(symbols or part.symbols_count, part.symbols_count)
     if dynamic:
         if record is not None:
+            files.require_place(record)
             adapt.require_record_of(loaded, part, record)
         trained = part_of(loaded, text if own else "", True, "train", data_dir, remedy=f"{REMEDY}.")
         moved = adapt.prepare(loaded, asked, trained, folded=not as_trained, quiet=quiet)

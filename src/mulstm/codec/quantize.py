@@ -77,7 +77,8 @@ def _refuse(weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe) -> None:
     if recipe.cell == "tensor-rnn" or (recipe.cell == "milstm" and recipe.layers > 1):
         which = "several layers of milstm" if recipe.cell == "milstm" else "the tensor-rnn cell"
         raise BackendError(
-            f"There is no integer arithmetic for {which}. Compress with an mlstm, lstm, mrnn or rnn model."
+            f"There is no integer arithmetic for {which}. Compress with an mlstm, lstm, mrnn or rnn "
+            "model, or a milstm of one layer."
         )
     for name, array in weights.items():
         if not np.isfinite(array).all():

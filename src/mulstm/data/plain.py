@@ -38,6 +38,8 @@ def fault_of(head: bytes) -> Fault | None:
         return Fault("is a model", 'Give a text; "mulstm train TEXT --from MODEL" goes on with a model')
     if head.startswith(ARCHIVE):
         return Fault("is an archive that mulstm wrote", "Give what mulstm decompress makes of it")
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return Fault("is written in UTF-32", "Save it as UTF-8")
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return Fault("is written in UTF-16", "Save it as UTF-8")
     return None

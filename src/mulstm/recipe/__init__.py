@@ -2,7 +2,7 @@
 
 from mulstm.recipe.compare import changes_since, completed, departures, differences, flat, settings
 from mulstm.recipe.reading import as_dict, check, dumps, fit, from_dict, load, names, notes_of, overridden
-from mulstm.recipe.rules import RULES, parse_split
+from mulstm.recipe.rules import DEEPEST, RULES, parse_split
 from mulstm.recipe.schema import (
     CELLS,
     CONVENTIONS,
@@ -25,6 +25,7 @@ from mulstm.recipe.schema import (
 __all__ = [
     "CELLS",
     "CONVENTIONS",
+    "DEEPEST",
     "KEYS",
     "LSTM_TYPE",
     "MULTIPLICATIVE",

@@ -10,6 +10,7 @@ from typing import Any
 
 from mulstm.recipe.schema import CELLS, CONVENTIONS, KEYS, LSTM_TYPE, UNITS, Recipe
 
+DEEPEST = 3  # parts of a name, as hutter/size/mlstm-3m has: so deep are folders of runs looked for
 # What values may be: the keys, a test, and the words that follow "must be".
 Rule = tuple[str, Callable[[Any], bool], str]
 
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     _choice("optimiser.decay", "constant", "linear", "cosine", "exponential"),
     _choice("train.precision", "fp32", "bf16", "fp8"),
     ("name", lambda v: not re.search(r"^/|^\.\.?(/|$)|/\.\.?(/|$)", v), "a name that can name a folder"),
+    ("name", lambda v: v.count("/") < DEEPEST, f"a name of at most {DEEPEST} parts"),
     ("name title", lambda v: not re.search(r"[\0-\x1f\x7f-\x9f]", v), "free of control characters"),
     ("data.corpus train.backend", lambda v: v != "", "given"),
     ("data.split", lambda v: v == "" or parse_split(v) is not None, 'three shares of 100 such as "90-5-5"'),
