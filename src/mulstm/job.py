@@ -42,6 +42,7 @@ from mulstm.record_corpus import RecordLanes, RecordSplit
 from mulstm.resume import Progress
 
 LOG_LINES = 500  # in a whole run, about
+MOST_DROPPED = 0.7  # of the state: what is kept, divided by its share, still fits into 8 bits (ops/eight.py)
 
 
 @dataclass
@@ -270,7 +271,10 @@ def no_eight(recipe: Recipe, share: parallel.Share) -> str | None:
         return "records begin inside chunks"
     if recipe.train.backend not in ("auto", "triton"):
         return f"the backend {recipe.train.backend} does not make them"
-    lanes, mask = recipe.train.lanes // share.count, recipe.dropout.hidden > 0
+    dropped = recipe.dropout.hidden
+    if dropped > MOST_DROPPED:
+        return f"h grows beyond them behind a dropout of {dropped:g} (up to {MOST_DROPPED:g} they serve)"
+    lanes, mask = recipe.train.lanes // share.count, dropped > 0
     return packed.no_eight(recipe.model, lanes, mask, share.device)
 
 

@@ -121,6 +121,8 @@ def test_more_lanes_than_any_memory_holds_are_told_of_as_lanes(tiny: Tiny, tmp_p
         (("model.hidden=32",), "they need an NVIDIA GPU"),
         (("train.backend=fused",), "the backend fused does not make them"),
         (("data.records=lines", "data.alphabet=bytes"), "records begin inside chunks"),
+        (("dropout.hidden=0.72",), "h grows beyond them behind a dropout of 0.72 (up to 0.7 they serve)"),
+        (("dropout.hidden=0.7",), "they need an NVIDIA GPU"),
     ],
 )
 def test_a_run_without_the_8_bit_products_it_asks_for_is_one_in_bf16(
