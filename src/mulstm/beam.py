@@ -10,7 +10,7 @@ import torch
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import CheckpointError, MulstmError
 from mulstm.nn.model import LanguageModel
-from mulstm.predict import Predictor, impossible
+from mulstm.predict import Predictor
 from mulstm.sample import Sampling, begin, require_numbers
 
 
@@ -44,7 +44,7 @@ def beam(
     begin(predictor, prompt)
     last = alphabet.special("stop")
     silent = range(len(alphabet.symbols), alphabet.size)  # specials: only the stop says something
-    never = [*impossible(model), *(symbol for symbol in silent if symbol != last)]
+    never = [symbol for symbol in silent if symbol != last]
     scores = torch.zeros(1, dtype=torch.float64, device="cpu")
     texts = [b""]
     ended = torch.zeros(1, dtype=torch.bool, device="cpu")

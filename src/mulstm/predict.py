@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import MulstmError
+from mulstm.errors import CheckpointError, MulstmError
 from mulstm.nn.model import LanguageModel, bare
 from mulstm.nn.packed import check_kernels
 from mulstm.ops.reference import State
@@ -48,6 +48,9 @@ class Predictor:
         self.alphabet = alphabet
         self.lanes = lanes
         self.device = self.model.device
+        self.never = list(impossible(self.model))
+        if len(self.never) == alphabet.size:
+            raise CheckpointError("The model's output layer has no class for any symbol. Take another model.")
         self.reset()
 
     @property
@@ -79,7 +82,10 @@ class Predictor:
             return torch.full((self.lanes, size), -math.log(size), dtype=torch.float64, device="cpu")
         logits = self._logits.to("cpu", torch.float64)
         check_kernels(self.device)
-        return torch.log_softmax(logits, dim=-1)
+        log_p = torch.log_softmax(logits, dim=-1)
+        if self.never:  # their bias is finite, and who draws may divide by any temperature
+            log_p[:, self.never] = -math.inf
+        return log_p
 
     @torch.inference_mode()
     def feed(self, symbols: Symbols) -> None:

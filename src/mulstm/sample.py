@@ -74,7 +74,9 @@ def sample(
         raise MulstmError(f"{streams} streams cannot be drawn. Give 1 or more.")
     predictor = Predictor(model, alphabet, streams)
     begin(predictor, prompt)
-    plain = how.top_k == 0 and how.top_p == 1
+    # The GPU's loop knows of symbols without a class by their bias alone, which a high temperature levels.
+    is_mild = how.temperature <= 1 or not predictor.never
+    plain = how.top_k == 0 and how.top_p == 1 and is_mild
     device = packed.sampler(predictor.model, streams, greedy=how.temperature == 0) if plain else None
     return _draws(predictor, how, device)
 

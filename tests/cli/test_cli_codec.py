@@ -66,6 +66,14 @@ def test_quantize_keeps_the_model_and_both_sides_may_use_either(
 ) -> None:
     made = note.with_name("m.safetensors")
     assert "--against only" in call("quantize", trained, "-o", made, "--symbols", 10).err
+    answer = call("quantize", trained, "-o", made, "--against", note.with_name("none"))
+    assert answer.code == 3
+    assert not made.exists()
+    empty = note.with_name("empty")
+    empty.touch()
+    assert call("quantize", trained, "-o", made, "--against", empty).code == 3
+    assert made.exists()  # a fault of the text takes no work away
+    made.unlink()
     code, out, _ = call("quantize", trained, "-o", made, "--against", note, "--json")
     facts = json.loads(out)
     assert code == 0

@@ -386,6 +386,10 @@ def test_find_units(call: Call, trained: Path, tmp_path: Path) -> None:
     code, out, _ = call("neurons", "find", trained, tmp_path / "t.csv")
     assert code == 0
     assert "separation alone" in out
+    split = "\n".join([row.replace(",", ',"') + ' \nkind"' for row in rows])  # a label of two lines
+    (tmp_path / "t.csv").write_text("text,label\n" + split + "\n")
+    broken = call("neurons", "find", trained, tmp_path / "t.csv").out
+    assert len(broken.splitlines()) == len(out.splitlines())
 
 
 def test_the_same_cost_by_other_counts(

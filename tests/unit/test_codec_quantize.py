@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,14 @@ import torch
 
 from codec_models import integer, parent
 from mulstm import tensorfile
+from mulstm.checkpoint import Checkpoint
 from mulstm.codec import integer as files
 from mulstm.codec.fold import fold, lengths, outer_sum
 from mulstm.codec.quantize import quantize
+from mulstm.codec.source import quantize_checkpoint
 from mulstm.data.alphabet import Alphabet
 from mulstm.errors import BackendError, CheckpointError
+from mulstm.recipe import Recipe
 
 
 def test_the_bias_inside_the_last_tanh_is_no_part_of_z() -> None:
@@ -66,6 +70,20 @@ def test_units_that_never_speak_have_integer_counterparts() -> None:
 def test_cells_without_integer_arithmetic_are_refused(wiring: dict[str, object], word: str) -> None:
     with pytest.raises(BackendError, match=word):
         integer(Alphabet(b"ab"), hidden=3, **wiring)
+
+
+def test_more_units_than_the_output_layer_serves_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mulstm.codec.quantize.WIDEST", 11)
+    monkeypatch.setattr("mulstm.codec.quantize.fold", None)
+    with pytest.raises(BackendError, match="The output layer sees 12 units, and whole numbers serve 11"):
+        integer(hidden=4, layers=3, skip=True)
+
+
+def test_weights_in_bf16_are_taken() -> None:
+    narrow = parent(hidden=4).bfloat16()
+    wide = copy.deepcopy(narrow).float()
+    made = [quantize_checkpoint(Checkpoint(one, Alphabet.bytes(), Recipe(), {})) for one in (narrow, wide)]
+    assert made[0].fingerprint == made[1].fingerprint
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:

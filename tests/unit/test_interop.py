@@ -15,7 +15,7 @@ from foreign import Foreign
 from mulstm import checkpoint, interop
 from mulstm.convention import protein_alphabet
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import RunError
+from mulstm.errors import CheckpointError, RunError
 from mulstm.interop import Weights, chainer, npz, nvidia, openai, tape, torchrecurrent, unirep
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import ModelRecipe, Recipe
@@ -350,6 +350,14 @@ def test_a_head_without_a_bias_leaves_with_zeros() -> None:
     weights = interop.to_weights(checkpoint.Checkpoint(model.eval(), Alphabet.bytes(), Recipe(), {}))
     bias = chainer.to_arrays(weights)["l2/b"]
     assert (bias.shape, bias.dtype, bias.any()) == ((256,), np.float32, np.False_)
+
+
+def test_numbers_that_float32_does_not_have_are_refused() -> None:
+    model = LanguageModel(ModelRecipe(hidden=5), 256).double()
+    with torch.no_grad():
+        model.W_out[3, 1] = 1e39
+    with pytest.raises(CheckpointError, match="W_out holds numbers that float32 does not have"):
+        interop.to_weights(checkpoint.Checkpoint(model, Alphabet.bytes(), Recipe(), {}))
 
 
 def test_rows_of_zeros_leave_and_come_back() -> None:

@@ -147,6 +147,17 @@ class Loaded:
         return self.shown
 
 
+def test_a_symbol_without_a_class_is_not_drawn_at_any_temperature(model: LanguageModel) -> None:
+    with torch.no_grad():
+        model.W_out[7] = 0
+        model.get_parameter("b_out")[7] = -1e4  # as importers give it
+    predictor = Predictor(model, ALPHABET)
+    predictor.feed(np.array([1]))
+    weights = filtered(predictor.log_probs(), Sampling(temperature=1e6))[0]
+    assert weights[7] == 0.0
+    assert np.delete(weights, 7).min() > 0.1
+
+
 def test_a_symbol_without_weight_is_never_drawn() -> None:
     assert draw(np.array([0.5, 0.5, 0.0]), Loaded(1.0)) == 1
     assert draw(np.array([0.0, 0.5, 0.5]), Loaded(0.0)) == 1

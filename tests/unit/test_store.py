@@ -207,7 +207,7 @@ def test_without_what_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("made")
-@pytest.mark.parametrize("place", ["os.fsync", "shutil.copyfileobj"])
+@pytest.mark.parametrize("place", ["os.fsync", "mulstm.data.store.opened"])
 def test_a_full_disk_while_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     (tmp_path / "made.gz").write_bytes(gzip.compress(TEXT))
 
@@ -218,6 +218,25 @@ def test_a_full_disk_while_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match=r"No space left on device.*set XDG_CACHE_HOME"):
         load("made", data_dir=tmp_path)
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+
+
+@pytest.mark.usefixtures("made")
+def test_what_unpacks_to_more_than_the_known_size_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BLOCK", 64)
+    monkeypatch.setattr(store, "verify", None)
+    (tmp_path / "made.gz").write_bytes(gzip.compress(bytes(1_000_000)))
+    with pytest.raises(DataError, match=r"made\.gz unpacks to more than the 100 bytes of made\. Delete"):
+        load("made", data_dir=tmp_path)
+
+
+@pytest.mark.usefixtures("made")
+def test_a_fault_of_what_was_unpacked_names_the_packed_copy(tmp_path: Path) -> None:
+    for data, fault in ((TEXT[:-1], "99 bytes, not 100"), (bytes(100), "SHA-256")):
+        (tmp_path / "made.gz").write_bytes(gzip.compress(data))
+        with pytest.raises(DataError, match=f"{fault}.*{tmp_path}/made.gz"):
+            load("made", data_dir=tmp_path)
 
 
 def test_what_was_left_half_written_a_day_ago_is_taken_away(tmp_path: Path) -> None:

@@ -102,7 +102,10 @@ def find(
         f"accuracy {found.accuracy:.3f} on {found.held_out} records held out "
         f"(always the commonest label: {found.majority:.3f}); {found.units_used} units used"
     )
-    rows = [[str(u.unit), u.label, f"{u.weight:+.4f}", f"{u.separation:.3f}"] for u in found.units]
+    rows = [
+        [str(u.unit), console.in_line(u.label), f"{u.weight:+.4f}", f"{u.separation:.3f}"]
+        for u in found.units
+    ]
     console.table(["unit", "label", "weight", "separation alone"], rows)
 
 

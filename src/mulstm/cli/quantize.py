@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mulstm import console
-from mulstm.cli._codec import sleep_while_waiting
+from mulstm.cli._codec import require_there, sleep_while_waiting
 from mulstm.cli._options import AsJson, Model
 from mulstm.cli._output import Force, require_room
 
@@ -52,9 +52,12 @@ def command(
     target = output or default_path(file)
     # Made before, it is made anew; that of another checkpoint is what its archives are read with.
     ours = output is None and is_of(target, file)
+    if against is not None:
+        require_there(against)
     require_room(target, force or ours, read=(file, against or ""), endings=(".safetensors",))
     loaded = checkpoint.load(file)
     made = quantize_checkpoint(loaded)
+    integer.save(target, made)  # before a fault of the text can take it away
     facts: dict[str, Any] = {
         "file": str(target),
         "parent": made.parent,
@@ -64,7 +67,6 @@ def command(
         from mulstm.codec.measure import compare
 
         facts |= compare(loaded, made, against, symbols or 200_000)
-    integer.save(target, made)
     facts |= {"bytes": target.stat().st_size, "parent_bytes": file.stat().st_size}
     if as_json:
         console.result_json(facts)

@@ -1,9 +1,9 @@
 """The integer network at work, in whole numbers only: the same tables on every device, in any batch.
 
 Whole numbers are held in float64, which has them all up to 2**53: `integer.check` has seen to it that no sum
-or product passes 2**52, so nothing is rounded but where a floor says so. torch adds and multiplies float64
-several times faster than int64. On a CPU, loops that numba compiled do the same sooner still, where it is
-installed.
+or product passes 2**52, so nothing is rounded but where a floor says so. (Those of milstm may pass it, as
+multiples of 2**6 or where they are clipped.) torch adds and multiplies float64 several times faster than
+int64. On a CPU, loops that numba compiled do the same sooner still, where it is installed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Weights:
         self.b_h = None if layer.b_h is None else numbers(layer.b_h)
         self.scale_m = torch.ones((), dtype=torch.float64)
         if layer.e_m is not None:
-            self.scale_m = torch.exp2(numbers(layer.e_m) - SHIFT)
+            exact = np.ldexp(1.0, layer.e_m.astype(np.int32) - SHIFT)
+            self.scale_m = torch.as_tensor(exact).to(products.device)
             if not self.sees_layer:
                 self.mx, self.scale_m = self.mx * self.scale_m, torch.ones_like(self.scale_m)
 

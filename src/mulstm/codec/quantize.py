@@ -23,6 +23,7 @@ from mulstm.codec.integer import (
     MOST_RATE,
     PX_BITS,
     SHIFT,
+    WIDEST,
     IntegerLayer,
     IntegerModel,
     check,
@@ -74,6 +75,12 @@ def quantize(
 
 
 def _refuse(weights: Mapping[str, NDArray[Any]], recipe: ModelRecipe) -> None:
+    width = recipe.hidden * (recipe.layers if recipe.skip else 1)
+    if width > WIDEST:
+        raise BackendError(
+            f"The output layer sees {width:,} units, and whole numbers serve {WIDEST:,}. "
+            "Compress with a narrower model."
+        )
     if recipe.cell == "tensor-rnn" or (recipe.cell == "milstm" and recipe.layers > 1):
         which = "several layers of milstm" if recipe.cell == "milstm" else "the tensor-rnn cell"
         raise BackendError(
@@ -146,7 +153,7 @@ def _layer(layer: FoldedLayer, unit: Float) -> IntegerLayer:
         # Units that hardly ever speak would be scaled up beyond all bounds.
         most = np.frexp((EXACT >> 1) / reach(more["W_mh"], np.full(len(unit), 32767)).clip(min=1))[1] - 1
         e_m = np.clip(e_m, 0, np.clip(most, 0, MOST_E_M))
-        gain = gain / 2.0**e_m
+        gain = np.ldexp(gain, -e_m)
         more["e_m"], more["mx"] = e_m.astype(np.uint8), _whole(layer.mx * gain, np.int16)
         if layer.W_ml is not None:
             more["W_ml"], s_ml = _rows(layer.W_ml * _H_UNIT)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from mulstm import checkpoint, tensorfile
 from mulstm.checkpoint import Checkpoint
@@ -35,13 +40,18 @@ def quantize_checkpoint(model: Checkpoint | str | os.PathLike[str]) -> IntegerMo
     """The integer model of a checkpoint, or of the one at a path: the same on every machine."""
     loaded = checkpoint.of(model)
     loaded.require_head()
-    weights = {name: tensor.detach().cpu().numpy() for name, tensor in loaded.model.state_dict().items()}
+    weights = {name: _array(tensor) for name, tensor in loaded.model.state_dict().items()}
     # Weights that were changed since they were loaded are no longer those of the file.
     as_stored = checkpoint.storage_of(loaded) is not None
     parent = (
         loaded.meta["fingerprint"] if as_stored else checkpoint.fingerprint(loaded.model, loaded.alphabet)
     )
     return quantize(weights, loaded.model.recipe, loaded.alphabet, str(parent))
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """As numpy has it, which knows no bfloat16: float32 holds the same numbers."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
 
 
 def is_of(kept: Path, file: Path) -> bool:

@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import lzma
 import os
-import shutil
 import tarfile
 import tempfile
 import time
@@ -86,15 +85,15 @@ def _copies(folder: Path, corpus: Known, file: File) -> Iterator[Path]:
         yield from (place / name for name in names if (place / name).is_file())
 
 
-def verify(path: Path, file: File, remedy: str) -> None:
-    """Raises DataError unless the bytes are those known."""
-    size = path.stat().st_size
+def verify(path: Path, file: File, remedy: str, source: Path | None = None) -> None:
+    """Raises DataError, which names their source, unless the bytes are those known."""
+    size, source = path.stat().st_size, source or path
     if size != file.size:
-        raise DataError(f"{file.name} has {size:,} bytes, not {file.size:,} ({path}). {remedy}.")
+        raise DataError(f"{file.name} has {size:,} bytes, not {file.size:,} ({source}). {remedy}.")
     found = files.sha256(path)
     if found != file.sha256:
         raise DataError(
-            f"{file.name} has SHA-256 {found[:12]}..., not {file.sha256[:12]}... ({path}). {remedy}."
+            f"{file.name} has SHA-256 {found[:12]}..., not {file.sha256[:12]}... ({source}). {remedy}."
         )
 
 
@@ -137,9 +136,9 @@ def _pick(path: Path, inside: list[str], member: str) -> str:
 def unpack(path: Path, target: Path, member: str, file: File | None = None) -> None:
     """Writes the unpacked bytes to `target`, checked where they are known; all of them or nothing."""
     with making(target, f"{path} cannot be unpacked to") as temporary:
-        _copy(path, member, temporary)
+        _copy(path, member, temporary, None if file is None else file.size)
         if file is not None:
-            verify(temporary, file, "Delete that copy and get another")
+            verify(temporary, file, "Delete that copy and get another", path)
 
 
 @contextlib.contextmanager
@@ -166,10 +165,17 @@ def _no_room(what: str, reason: str) -> DataError:
     return DataError(f"{what} ({reason}). Make room there, or set XDG_CACHE_HOME to another folder.")
 
 
-def _copy(path: Path, member: str, target: Path) -> None:
+def _copy(path: Path, member: str, target: Path, size: int | None) -> None:
+    """Unpacks a member, of `size` bytes where that is known: what is not that file may fill any disk."""
     try:
         with opened(path, member) as source, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink, BLOCK)
+            while piece := source.read(BLOCK):
+                sink.write(piece)
+                if size is not None and sink.tell() > size:
+                    raise DataError(
+                        f"{path} unpacks to more than the {size:,} bytes of {member}. "
+                        "Delete that copy and get another."
+                    )
     except (*DAMAGED, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # gzip and bz2 have none for damage
             raise

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from mulstm import checkpoint
@@ -124,6 +125,8 @@ def to_weights(loaded: Checkpoint) -> Weights:
     """A checkpoint's parameters as float32 arrays."""
     state = loaded.model.state_dict()
     arrays = {key: tensor.detach().cpu().float().contiguous().numpy() for key, tensor in state.items()}
+    if odd := [key for key, array in arrays.items() if not np.isfinite(array).all()]:
+        raise CheckpointError(f"{odd[0]} holds numbers that float32 does not have. Export another model.")
     return Weights(loaded.model.recipe, arrays, loaded.alphabet, dict(loaded.source))
 
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,16 @@ class Score:
         """Of a symbol."""
         return perplexity(self.nats, self.symbols)
 
+    @cached_property
+    def characters(self) -> int:
+        """How many the text has."""
+        return len(self.text.decode("utf-8", errors="replace"))
+
+    @cached_property
+    def words(self) -> int:
+        """How many the text has."""
+        return len(self.text.split())
+
     def as_dict(self) -> dict[str, Any]:
         """One JSON object; texts add bytes, characters and words."""
         plain: dict[str, Any] = {
@@ -57,8 +68,7 @@ class Score:
             "perplexity": self.perplexity,
         }
         if not self.protein:
-            characters = len(self.text.decode("utf-8", errors="replace"))
-            count = len(self.text.split())
+            characters, count = self.characters, self.words
             plain |= {"bytes": len(self.text), "characters": characters, "words": count}
             plain["bits_per_byte"] = bits(self.nats) / len(self.text) if self.text else None
             plain["bits_per_character"] = bits(self.nats) / characters if characters else None
@@ -225,8 +235,8 @@ def total(parts: Iterable[Score]) -> dict[str, Any]:
         records, nats, symbols = records + 1, nats + part.nats, symbols + part.symbols
         if not part.protein:
             length += len(part.text)
-            characters += len(part.text.decode("utf-8", errors="replace"))
-            count += len(part.text.split())
+            characters += part.characters
+            count += part.words
     whole: dict[str, Any] = {"records": records, "symbols": symbols, "nats": nats}
     if symbols:
         whole |= {"bits_per_symbol": bits(nats) / symbols, "perplexity": perplexity(nats, symbols)}
