@@ -257,10 +257,10 @@ def test_tensorboard_is_told_what_the_log_says(
 def test_tensorboard_is_an_extra(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def without(name: str, *rest: Any) -> Any:
+    def without(name: str, *rest: Any, **named: Any) -> Any:
         if name.startswith("torch.utils.tensorboard"):
             raise ImportError(name)
-        return real(name, *rest)
+        return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ExtraError, match=r"mulstm\[tensorboard\]"):
