@@ -110,7 +110,7 @@ TEXT8 = Table(
         Line("small mLSTM (RMSprop)", 1.59, "mlstm-small", extra="Adam"),
         Line("unregularised mLSTM (RMSprop)", 1.40, "mlstm-rmsprop", extra="Adam", front=True),
         Line(
-            "large mLSTM +emb +WN +VD, weight decay, output dropout, short run",
+            "large mLSTM +emb +WN +VD, weight decay, output dropout, calibrated, short run",
             0.0,
             "mlstm-emb-wn-vd-large-ten",
         ),
