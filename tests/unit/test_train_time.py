@@ -59,32 +59,39 @@ def test_a_run_that_had_its_time_before_it_was_interrupted_ends_its_log_there(
     assert [line["update"] for line in runs.read_log(folder)] == [record["updates"]] == [3]
 
 
+def cut_at_six(monkeypatch: pytest.MonkeyPatch, costs: dict[int, float]) -> list[Progress]:
+    """Validation costs so much after so many updates, and a run's time, where it has one, is over after six.
+
+    Each run leaves its progress in the list.
+    """
+    seen: list[Progress] = []
+
+    def watch(work: job.Job) -> None:
+        seen.append(work.progress)
+        if work.limit < math.inf:
+            at_update(monkeypatch, 6, lambda: setattr(work, "limit", 0.0))
+        updates(work)
+
+    def valid(*given: Any, **named: Any) -> Any:
+        return SimpleNamespace(bits_per_char=costs[seen[-1].update], symbols=9)
+
+    updates = train.run_updates
+    monkeypatch.setattr(outcome, "evaluate", valid)
+    monkeypatch.setattr(train, "run_updates", watch)
+    return seen
+
+
 @pytest.mark.parametrize(("last", "best"), [(4.0, 6), (5.5, 5), (6.0, 5)])
 def test_the_last_model_of_a_run_whose_time_is_over_may_be_its_best(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float, best: int
 ) -> None:
     recipe = tiny("evaluate.every=5", "evaluate.patience=2")
-    costs = {5: 5.0, 6: last, 10: 5.2, 12: 5.1}
-    progress = Progress()
-
-    def valid(*given: Any, **named: Any) -> Any:
-        return SimpleNamespace(bits_per_char=costs[progress.update], symbols=9)
-
-    def watch(work: job.Job) -> None:
-        nonlocal progress
-        progress = work.progress
-        if work.limit < math.inf:
-            at_update(monkeypatch, 6, lambda: setattr(work, "limit", 0.0))
-        updates(work)
-
-    updates = train.run_updates
-    monkeypatch.setattr(outcome, "evaluate", valid)
-    monkeypatch.setattr(train, "run_updates", watch)
+    seen = cut_at_six(monkeypatch, {5: 5.0, 6: last, 10: 5.2, 12: 5.1})
     record, folder = run(recipe, tmp_path, minutes=60)
     assert (record["updates"], record["best_valid_update"], record["complete"]) == (6, best, False)
     assert checkpoint.load(folder).meta["metrics"]["update"] == best
     assert runs.read_log(folder)[-1]["valid_bits_per_char"] == last
-    assert progress.stale == 0  # a whole run has no validation here
+    assert seen[0].stale == 0  # a whole run has no validation here
     record, _ = run(recipe, tmp_path, resume_from="auto")
     assert (record["updates"], record["best_valid_update"], record["stopped"]) == (12, best, "")
 
@@ -93,23 +100,7 @@ def test_where_a_run_was_cut_does_not_decide_when_it_stops(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny("evaluate.every=4", "evaluate.patience=1", "train.updates=16")
-    costs = {4: 5.0, 6: 4.0, 8: 4.5, 12: 4.6, 16: 3.0}
-    progress = Progress()
-
-    def watch(work: job.Job) -> None:
-        nonlocal progress
-        progress = work.progress
-        if work.limit < math.inf:
-            at_update(monkeypatch, 6, lambda: setattr(work, "limit", 0.0))
-        updates(work)
-
-    updates = train.run_updates
-    monkeypatch.setattr(
-        outcome,
-        "evaluate",
-        lambda *given, **named: SimpleNamespace(bits_per_char=costs[progress.update], symbols=9),
-    )
-    monkeypatch.setattr(train, "run_updates", watch)
+    cut_at_six(monkeypatch, {4: 5.0, 6: 4.0, 8: 4.5, 12: 4.6, 16: 3.0})
     whole, _ = run(recipe, tmp_path / "whole")
     cut, _ = run(recipe, tmp_path / "cut", minutes=60)
     assert (cut["updates"], cut["best_valid_update"]) == (6, 6)
