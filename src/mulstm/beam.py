@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from mulstm.data.alphabet import Alphabet
-from mulstm.errors import CheckpointError, MulstmError
+from mulstm.errors import MulstmError
 from mulstm.nn.model import LanguageModel
-from mulstm.predict import Predictor
+from mulstm.predict import Predictor, no_class
 from mulstm.sample import Sampling, begin, require_numbers
 
 
@@ -57,7 +57,7 @@ def beam(
         sums = (scores.unsqueeze(1) + steps).flatten()
         places = sums.argsort(descending=True, stable=True)[: min(width, int(sums.isfinite().sum()))]
         if not len(places):
-            raise CheckpointError("The model's output layer has no class for any symbol. Take another model.")
+            raise no_class()
         scores = sums[places]
         parents, symbols = places // alphabet.size, places % alphabet.size
         before = ended[parents]

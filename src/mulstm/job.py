@@ -36,13 +36,13 @@ from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, DataError, ExtraError, RecipeError
 from mulstm.nn import packed
 from mulstm.nn.model import PRECISIONS, LanguageModel
+from mulstm.ops import eight
 from mulstm.predict import impossible
 from mulstm.recipe import Recipe
 from mulstm.record_corpus import RecordLanes, RecordSplit
 from mulstm.resume import Progress
 
 LOG_LINES = 500  # in a whole run, about
-MOST_DROPPED = 0.7  # of the state: what is kept, divided by its share, still fits into 8 bits (ops/eight.py)
 
 
 @dataclass
@@ -272,8 +272,10 @@ def no_eight(recipe: Recipe, share: parallel.Share) -> str | None:
     if recipe.train.backend not in ("auto", "triton"):
         return f"the backend {recipe.train.backend} does not make them"
     dropped = recipe.dropout.hidden
-    if dropped > MOST_DROPPED:
-        return f"h grows beyond them behind a dropout of {dropped:g} (up to {MOST_DROPPED:g} they serve)"
+    if dropped > eight.MOST_DROPPED:
+        return (
+            f"h grows beyond them behind a dropout of {dropped:g} (up to {eight.MOST_DROPPED:g} they serve)"
+        )
     lanes, mask = recipe.train.lanes // share.count, dropped > 0
     return packed.no_eight(recipe.model, lanes, mask, share.device)
 

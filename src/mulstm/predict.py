@@ -32,6 +32,11 @@ def impossible(model: LanguageModel) -> tuple[int, ...]:
     return tuple(torch.nonzero(none).flatten().tolist())
 
 
+def no_class() -> CheckpointError:
+    """What to raise where nothing can be predicted."""
+    return CheckpointError("The model's output layer has no class for any symbol. Take another model.")
+
+
 class Predictor:
     """log_probs -> the caller settles a symbol -> feed(it), for several lanes at once.
 
@@ -50,7 +55,7 @@ class Predictor:
         self.device = self.model.device
         self.never = list(impossible(self.model))
         if len(self.never) == alphabet.size:
-            raise CheckpointError("The model's output layer has no class for any symbol. Take another model.")
+            raise no_class()
         self.reset()
 
     @property

@@ -167,11 +167,12 @@ class _Lines(Generic[AnyStr]):
         self.file: IO[AnyStr] = file
         self.path = path
         self.number = 0
+        self.begun = 0  # lines that had been read when `begin` was last called
         self.length = 0  # of what was read since the record began
 
     def begin(self) -> None:
         """The last line was the first of a record, or a whole one."""
-        self.length = 0
+        self.begun, self.length = self.number, 0
 
     def __iter__(self) -> Iterator[AnyStr]:
         while line := self.file.readline(LONGEST + 1 - self.length):
@@ -256,7 +257,6 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
         delimiter = _delimiter(first, signs, column)
         # Strict: a quote that is never closed would make one field of all the rows after it.
         rows = csv.reader(chain([first] if first else [], lines), delimiter=delimiter, strict=True)
-        begins = 1  # the line in which a row does
         try:
             header = next(rows, None)
             if header is None:
@@ -264,10 +264,8 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
             fields = _fields(header, column, id_column, label_column, path)
             places = [header.index(field) if field else -1 for field in fields]
             read.begin()
-            begins = rows.line_num + 1
             for number, row in enumerate(rows, 1):
                 read.begin()
-                begins = rows.line_num + 1
                 if not row:
                     continue
                 if len(row) != len(header):
@@ -282,7 +280,8 @@ def _csv(file: IO[bytes], path: str, column: str, id_column: str, label_column: 
                 text_bytes = body.encode("utf-8", errors="surrogateescape")
                 yield Record(_sound(name) or str(number), text_bytes, _sound(label))
         except csv.Error as error:
-            more = f" in line {rows.line_num:,}: a quote may be left open" if rows.line_num > begins else ""
+            begins = read.begun + 1  # of the row that is not sound
+            more = f" in line {read.number:,}: a quote may be left open" if read.number > begins else ""
             raise DataError(f"{path}, line {begins:,}: {error}{more}. Mend the line.") from error
 
 

@@ -23,6 +23,7 @@ if sys.platform != "win32":
 
 ROOT = Path("runs")
 ENVIRONMENT = "environment.json"
+SEED = "-seed"  # in the name that a run's folder is given
 BINARY = getattr(os, "O_BINARY", 0)  # on Windows bytes stay as they are
 
 
@@ -38,7 +39,7 @@ class Run:
     def create(cls, recipe: Recipe, *, root: Path) -> Run:
         """A new folder root/<recipe>/<date>-seed<k> with the recipe in it."""
         parent = home(recipe.name, root)
-        stamp = f"{time.strftime('%Y-%m-%d-%H%M%S')}-seed{recipe.train.seed}"
+        stamp = f"{time.strftime('%Y-%m-%d-%H%M%S')}{SEED}{recipe.train.seed}"
         try:
             parent.mkdir(parents=True, exist_ok=True)
             for n in count(1):
@@ -202,14 +203,17 @@ def all_below(folder: Path) -> list[Path]:
 
 def under_any_name(folder: Path) -> Iterator[Path]:
     """All folders in it that training wrote, those that were renamed among them."""
-    for level in range(DEEPEST + 1):
-        for file in folder.glob("*/" * level + "*/recipe.toml"):
-            if "-seed" in file.parent.name or (file.parent / ENVIRONMENT).is_file():
-                yield file.parent
+    for found in _with_recipes(folder, DEEPEST):
+        if SEED in found.name or (found / ENVIRONMENT).is_file():
+            yield found
 
 
 def _newest_first(folder: Path, depth: int) -> list[Path]:
-    found = [
-        p.parent for level in range(depth + 1) for p in folder.glob("*/" * level + "*-seed*/recipe.toml")
-    ]
+    found = [p for p in _with_recipes(folder, depth) if SEED in p.name]
     return sorted(found, key=lambda p: ((p / "recipe.toml").stat().st_mtime_ns, p.name), reverse=True)
+
+
+def _with_recipes(folder: Path, depth: int) -> Iterator[Path]:
+    """The folders below it, at most so much deeper, that have a recipe in them."""
+    for level in range(depth + 1):
+        yield from (file.parent for file in folder.glob("*/" * level + "*/recipe.toml"))

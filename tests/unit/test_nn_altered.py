@@ -45,11 +45,6 @@ def silenced(model: LanguageModel) -> LanguageModel:
     return model
 
 
-def silenced_by_half(model: LanguageModel) -> LanguageModel:
-    model.layers[-1].register_forward_hook(lambda layer, given, found: (found[0] / 2, found[1]))
-    return model
-
-
 def cooled(model: LanguageModel) -> LanguageModel:
     model.register_forward_hook(lambda model, given, found: (found[0] / 2, found[1]))
     return model
@@ -107,7 +102,8 @@ def test_its_folded_form_is_a_copy_of_it(change: Change) -> None:
 @pytest.mark.parametrize("cell", ["rnn", "tensor-rnn", "mrnn", "lstm", "milstm", "mlstm"])
 def test_where_texts_begin_a_hook_acts_once(cell: str) -> None:
     torch.manual_seed(1)
-    model = silenced_by_half(LanguageModel(ModelRecipe(cell=cell, hidden=8), 5).eval())
+    model = LanguageModel(ModelRecipe(cell=cell, hidden=8), 5).eval()
+    model.layers[0].register_forward_hook(lambda layer, given, found: (found[0] / 2, found[1]))
     x = torch.randint(5, (2, 6))
     first = torch.zeros(2, 6, dtype=torch.bool)
     first[:, 0] = True  # as from a zero state

@@ -44,3 +44,9 @@ def test_the_scale_of_gradients_is_a_power_of_two_that_brings_them_into_range(la
 
 def test_gradients_that_are_all_zero_have_a_finite_scale() -> None:
     assert torch.isfinite(eight.gradient_scale(torch.zeros(3, 4))).all()
+
+
+def test_what_a_mask_keeps_of_h_fits() -> None:
+    kept = torch.tensor([1.0, -1.0]) / (1 - eight.MOST_DROPPED)
+    back = eight.rounded(kept, eight.H).float() / eight.H
+    assert float((back / kept - 1).abs().max()) <= 2**-4

@@ -6,6 +6,7 @@ import torch
 
 from mulstm.data import Alphabet
 from mulstm.errors import CheckpointError, MulstmError
+from mulstm.nn import packed
 from mulstm.nn.model import LanguageModel
 from mulstm.predict import Predictor
 from mulstm.recipe import ModelRecipe
@@ -156,6 +157,22 @@ def test_a_symbol_without_a_class_is_not_drawn_at_any_temperature(model: Languag
     weights = filtered(predictor.log_probs(), Sampling(temperature=1e6))[0]
     assert weights[7] == 0.0
     assert np.delete(weights, 7).min() > 0.1
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_gpu_draws_by_itself_where_that_is_the_same(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch, lacks: bool
+) -> None:
+    """At a high temperature its loop would draw symbols without a class."""
+    asked = []
+    monkeypatch.setattr(packed, "sampler", lambda *given, **named: asked.append(named))
+    if lacks:
+        with torch.no_grad():
+            model.W_out[7] = 0
+            model.get_parameter("b_out")[7] = -1e4
+    for temperature in (0.0, 1.0, 1.1):
+        next(sample(model, ALPHABET, b"", Sampling(temperature=temperature)))
+    assert [given["greedy"] for given in asked] == [True, False, *[False] * (not lacks)]
 
 
 def test_a_symbol_without_weight_is_never_drawn() -> None:

@@ -11,6 +11,7 @@ from mulstm import console
 from mulstm.cli._options import AsJson, Device, Model, Quiet
 from mulstm.cli._output import Force, require_room
 from mulstm.cli._records import Column, IdColumn, Input, Kind, Lanes, Upper, read
+from mulstm.errors import DataError
 
 VECTORS = {"mean": "h_mean", "final": "h_final", "cell": "c_final", "joined": "joined"}
 
@@ -47,7 +48,6 @@ def command(
     """
     from mulstm import checkpoint, parallel
     from mulstm.embedding import Wanted, embed_file, files, require_readable
-    from mulstm.errors import DataError
     from mulstm.packing import LANES
 
     if unknown := [name for name in what or [] if name not in VECTORS]:

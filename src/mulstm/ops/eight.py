@@ -17,6 +17,7 @@ LARGEST = 448.0  # of E4M3
 # A number is multiplied by its scale; what then is too large becomes the largest.
 WEIGHT = 64.0  # up to 7; in full precision down to 2.4e-4
 H = 128.0  # |h| < 1, and up to 3.5 behind a dropout mask
+MOST_DROPPED = 0.7  # of the state: 1 / (1 - 0.7) is below that 3.5
 M = 2.0  # up to 224; in full precision down to 8e-3
 GRADIENT = 32.0  # what the largest gradient of an h becomes; those of z are sums over many steps
 
