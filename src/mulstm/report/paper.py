@@ -115,7 +115,7 @@ TEXT8 = Table(
             "mlstm-emb-wn-vd-large-ten",
         ),
         Line(
-            "large mLSTM +emb +WN +VD, weight decay, output dropout, long run",
+            "large mLSTM +emb +WN +VD, weight decay, output dropout, calibrated, long run",
             0.0,
             "mlstm-emb-wn-vd-large-long",
             front=True,
