@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from mulstm.evaluate import Evaluation
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
 from mulstm.ops import State, modes
+from mulstm.ops.graphs import recorded
 from mulstm.record_corpus import RecordSplit
 from mulstm.units import bits_per_char
 
@@ -201,15 +203,8 @@ class GraphedLearner:
         self.y = torch.zeros_like(self.x)
         moving = (*learner.theta, *(t for s in learner.state for t in s))
         kept = [tensor.clone() for tensor in moving]
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # warm-up: libraries and kernels must be loaded before capture
-            for _ in range(3):
-                learner.learn(self.x, self.y)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
-            self.nats = learner.learn(self.x, self.y)
+        learn = partial(learner.learn, self.x, self.y)
+        self.graph, self.nats = recorded(device, learn, before=learn, times=3)
         with torch.no_grad():
             for tensor, was in zip(moving, kept, strict=True):
                 tensor.copy_(was)

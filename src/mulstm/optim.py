@@ -165,10 +165,12 @@ def _fused_adam(optimiser: torch.optim.Adam, largest: float) -> Tensor:
         [optimiser.state[p][what] for p in parameters] for what in ("exp_avg", "exp_avg_sq", "step")
     )
     first = groups[0]
-    norm = adam(
-        parameters, [p.grad for p in parameters], means, squares, steps, first["lr"], first["betas"],
-        first["eps"], first["weight_decay"], len(held[0]), isinstance(optimiser, torch.optim.AdamW), largest,
-    )  # fmt: skip
+    with torch.cuda.device(parameters[0].device):  # a kernel starts on the current one
+        norm = adam(
+            parameters, [p.grad for p in parameters], means, squares, steps,
+            first["lr"], first["betas"], first["eps"], first["weight_decay"],
+            len(held[0]), isinstance(optimiser, torch.optim.AdamW), largest,
+        )  # fmt: skip
     torch.autograd.graph.increment_version(parameters)  # a kernel changes them unseen
     return norm
 

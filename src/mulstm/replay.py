@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from mulstm.nn.model import LanguageModel
+from mulstm.ops.graphs import recorded
 
 
 class Scorer:
@@ -32,14 +35,8 @@ class ReplayedScorer(Scorer):
         device = self.state[0].h.device
         self.x = torch.zeros(lanes, chunk, dtype=torch.long, device=device)
         self.y = torch.full_like(self.x, -1)
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # libraries and kernels must be loaded before a capture
-            super().__call__(self.x, self.y)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
-            self.nats = super().__call__(self.x, self.y)
+        score = partial(super().__call__, self.x, self.y)
+        self.graph, self.nats = recorded(device, score, before=score)
         for kept in self.state:
             kept.h.zero_()
             kept.c.zero_()

@@ -218,7 +218,7 @@ class GraphedUpdate(Update):
             graph.register_generator_state(self.generator)
             # Graphs that run one after the other can use the same memory.
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
                 super().step()
             self.graphs[rows] = graph
         self.graphs[rows].replay()

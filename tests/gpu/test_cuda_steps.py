@@ -193,6 +193,19 @@ def test_products_of_8_bit_numbers_find_rows_and_hold_in_a_graph() -> None:
 
 
 @on_hopper
+def test_nan_stays_nan_in_8_bits() -> None:
+    _, there, back = in_eight(chunk_of(200, 1920))
+    plan = choice.plan_for(there)
+    saved = steps.forward(there, plan, True)
+    dh = torch.randn_like(saved.h[1:])
+    saved.z[-1, 5, 7] = float("nan")
+    da = steps.backward(back, saved, dh, None, None, plan).da[-1]
+    assert da[5].isnan().all()
+    assert da[:5].isfinite().all()
+    assert da[6:].isfinite().all()
+
+
+@on_hopper
 def test_8_bit_products_that_cannot_be_made_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise CompileError("no compiler")

@@ -13,6 +13,7 @@ import torch
 
 from mulstm.bench.floor import Work
 from mulstm.errors import CheckFailedError
+from mulstm.ops.graphs import recorded
 
 Say = Callable[[str], None]
 Run = Callable[[], object]
@@ -84,15 +85,7 @@ class Session:
         """The same work as the replay of one CUDA graph; without a GPU as it stands."""
         if not self.cuda:
             return work
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
+        graph, _ = recorded(torch.device(self.device), work, before=work, times=3)
 
         def replay() -> None:
             assert work is not None  # what it holds is what the graph reads and writes

@@ -104,7 +104,8 @@ class Session:
     def _play(self) -> None:
         if self._graph is None and self._worth_recording():
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            stream = torch.cuda.Stream(self._network.device)  # type: ignore[no-untyped-call]
+            with torch.cuda.graph(self._graph, stream=stream):
                 self._move_on()
                 self._make_tables()
         if self._graph is not None:

@@ -58,7 +58,7 @@ def _rows_in(
         high = b.to(out.dtype.element_ty).to(tl.float32)
         w = tl.where((k == K)[None, :], high, tl.where((k == K + 1)[None, :], b - high, w))
     if EIGHT != 0:
-        w = tl.minimum(tl.maximum(w * EIGHT, -448.0), 448.0)
+        w = tl.clamp(w * EIGHT, -448.0, 448.0, tl.PropagateNan.ALL)
     within = (target < ROWS)[:, None] & (k < KP)[None, :]
     tl.store(out + target[:, None] * KP + k[None, :], w.to(out.dtype.element_ty), mask=within)
 

@@ -25,8 +25,8 @@ def wait(PDL: tl.constexpr):
 
 @triton.jit
 def in_e5m2(x, scale):
-    """8-bit numbers of x times a scale; what is too large becomes the largest."""
-    return tl.minimum(tl.maximum(x * scale, -57344.0), 57344.0).to(tl.float8e5)
+    """8-bit numbers of x times a scale; what is too large becomes the largest, and NaN stays NaN."""
+    return tl.clamp(x * scale, -57344.0, 57344.0, tl.PropagateNan.ALL).to(tl.float8e5)
 
 
 @triton.jit

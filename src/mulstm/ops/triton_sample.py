@@ -7,6 +7,7 @@ Each kernel asks for its weights before it waits for the kernel before it, so th
 # (a kernel's arguments are pointers, tiles and numbers, for which there are no types)
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mulstm.ops.graphs import recorded
 from mulstm.ops.reference import UNITS
 from mulstm.ops.triton_cell import cell_forward, column
 from mulstm.ops.triton_pointwise import wait
@@ -156,21 +158,15 @@ class Sampler:
         self.dice.copy_(dice)
         if self.graph is None:
             state = [kept.clone() for kept in (self.h, self.c, self.symbols)]
-            device = self.h.device
-            side = torch.cuda.Stream(device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                self._step(0)
-            torch.cuda.current_stream(device).wait_stream(side)
+            self.graph, _ = recorded(self.h.device, self._all_steps, before=partial(self._step, 0))
             for kept, before in zip((self.h, self.c, self.symbols), state, strict=True):
                 kept.copy_(before)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side):
-                for step in range(self.steps):
-                    self._step(step)
-            self.graph = graph
         self.graph.replay()
         return self.drawn
+
+    def _all_steps(self) -> None:
+        for step in range(self.steps):
+            self._step(step)
 
     def _step(self, step: int) -> None:
         """Reads the last symbols, draws the next."""
