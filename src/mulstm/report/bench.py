@@ -108,12 +108,14 @@ def markdown(results: Path, drawn: Collection[str] = ()) -> str:
     for name, record, losses in _machines(results):
         if _is_gpu(record):
             several = " The rows come from several runs; the record says which." if "runs" in record else ""
+            date = record["machine"].get("date")
+            when = f" of {date}" if is_of(date, "text") else ""
             parts += [
                 f"## Speed on one {name.upper()}: asked for and measured",
-                f"Made from `results/bench/{name}.json`, in bf16.{several} *Must* and *goal* were set before "
+                f"Made from `results/bench/{name}.json`{when}, in bf16.{several} *Must* and *goal* were set before "
                 "the kernels were written. A cell's share is of symbols/s x parameters: a model of more "
                 "parameters may be slower in proportion. cuDNN's LSTM is slow at widths like 1900: "
-                "[docs/kernels.md](../docs/kernels.md) has it padded, too.",
+                "[docs/kernels.md](../docs/kernels.md) has it padded, too, and what has changed since.",
                 grid(musts.HEAD, musts.cells(musts.table(record["rows"], losses))),
                 picture(f"bench-{name}", drawn, f"Times on one {name.upper()}"),
                 picture(f"losses-{name}", drawn, "Losses of a short run, fastest backend and reference"),
