@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from itertools import count
@@ -201,19 +201,8 @@ def all_below(folder: Path) -> list[Path]:
     return _newest_first(folder, DEEPEST)
 
 
-def under_any_name(folder: Path) -> Iterator[Path]:
-    """All folders in it that training wrote, those that were renamed among them."""
-    for found in _with_recipes(folder, DEEPEST):
-        if SEED in found.name or (found / ENVIRONMENT).is_file():
-            yield found
-
-
 def _newest_first(folder: Path, depth: int) -> list[Path]:
-    found = [p for p in _with_recipes(folder, depth) if SEED in p.name]
+    """At most so much deeper; a folder that was renamed is known by what training wrote into it."""
+    files = (file for level in range(depth + 1) for file in folder.glob("*/" * level + "*/recipe.toml"))
+    found = [p for p in (file.parent for file in files) if SEED in p.name or (p / ENVIRONMENT).is_file()]
     return sorted(found, key=lambda p: ((p / "recipe.toml").stat().st_mtime_ns, p.name), reverse=True)
-
-
-def _with_recipes(folder: Path, depth: int) -> Iterator[Path]:
-    """The folders below it, at most so much deeper, that have a recipe in them."""
-    for level in range(depth + 1):
-        yield from (file.parent for file in folder.glob("*/" * level + "*/recipe.toml"))

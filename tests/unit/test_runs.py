@@ -121,6 +121,17 @@ def test_the_newest_run_comes_first(tmp_path: Path) -> None:
     assert found == ["2026-01-01-000000-seed2", "2026-01-02-000000-seed1"]
 
 
+def test_a_renamed_run_is_found(tmp_path: Path) -> None:
+    for name, when in (("2026-01-01-000000-seed1", 1e9), ("mine", 2e9), ("texts", 3e9)):
+        folder = tmp_path / "text" / name
+        folder.mkdir(parents=True)
+        (folder / "recipe.toml").write_text("")
+        os.utime(folder / "recipe.toml", (when, when))
+    (tmp_path / "text" / "mine" / runs.ENVIRONMENT).write_text("{}")
+    found = [folder.name for folder in runs.all_below(tmp_path)]
+    assert found == ["mine", "2026-01-01-000000-seed1"]
+
+
 def test_runs_of_one_moment_come_in_the_order_of_their_names(tmp_path: Path) -> None:
     names = [f"2026-01-01-000000-seed{k}" for k in (3, 1, 4, 2, 6, 5)]
     for name in names:

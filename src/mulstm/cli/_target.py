@@ -92,7 +92,7 @@ def _require_no_runs(text: Path) -> None:
     resume = f'"mulstm train --resume {quote(str(text))}"'
     if runs.is_run(text):
         raise DataError(f"{text} is the folder of a run, not a text. Go on with it by {resume}.")
-    if any(not is_hidden(run.relative_to(text)) for run in runs.under_any_name(text)):
+    if any(not is_hidden(run.relative_to(text)) for run in runs.all_below(text)):
         raise DataError(
             f"{text} has runs in it, which would be read as text. "
             f"Go on with the newest by {resume}, or give the texts a folder of their own."

@@ -112,9 +112,9 @@ def markdown(results: Path, drawn: Collection[str] = ()) -> str:
             when = f" of {date}" if is_of(date, "text") else ""
             parts += [
                 f"## Speed on one {name.upper()}: asked for and measured",
-                f"Made from `results/bench/{name}.json`{when}, in bf16.{several} *Must* and *goal* were set before "
-                "the kernels were written. A cell's share is of symbols/s x parameters: a model of more "
-                "parameters may be slower in proportion. cuDNN's LSTM is slow at widths like 1900: "
+                f"Made from `results/bench/{name}.json`{when}, in bf16.{several} *Must* and *goal* were set "
+                "before the kernels were written. A cell's share is of symbols/s x parameters: a model of "
+                "more parameters may be slower in proportion. cuDNN's LSTM is slow at widths like 1900: "
                 "[docs/kernels.md](../docs/kernels.md) has it padded, too, and what has changed since.",
                 grid(musts.HEAD, musts.cells(musts.table(record["rows"], losses))),
                 picture(f"bench-{name}", drawn, f"Times on one {name.upper()}"),
