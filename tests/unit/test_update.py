@@ -236,18 +236,19 @@ def test_a_capture_loads_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             done.append(("replayed", rows))
 
     @contextmanager
-    def capture(graph: Graph, pool: Any) -> Iterator[None]:
+    def capture(graph: Graph, pool: Any, stream: Any) -> Iterator[None]:
+        assert stream is side  # where it ran as it stands, on the model's own GPU
         how[0] = "captured"
         yield
         how[0] = "runs"
 
-    stream = SimpleNamespace(wait_stream=lambda _: None)
-    for name, fake in (("current_stream", lambda: stream), ("stream", nullcontext), ("graph", capture)):
+    side = SimpleNamespace(wait_stream=lambda _: None)
+    for name, fake in (("current_stream", lambda: side), ("stream", nullcontext), ("graph", capture)):
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(Update, "step", lambda _: done.append((how[0], rows)))
     update = GraphedUpdate.__new__(GraphedUpdate)
-    vars(update).update(graphs={}, seen=set(), calls=0, stream=stream, generator=None)
+    vars(update).update(graphs={}, seen=set(), calls=0, stream=side, generator=None)
     update.optimiser = SimpleNamespace(zero_grad=lambda set_to_none: None)  # type: ignore[assignment]
     for rows in (16, 16, 16, 16, 0, 0, 32, 16, 32, 0):
         update.pairs = SimpleNamespace(lane=torch.zeros(rows)) if rows else None  # type: ignore[assignment]
