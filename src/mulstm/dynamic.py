@@ -25,7 +25,7 @@ from mulstm.data.alphabet import Alphabet
 from mulstm.data.corpus import Split
 from mulstm.data.lanes import Lanes
 from mulstm.errors import CheckpointError, DataError, MulstmError, RunError, no_number
-from mulstm.evaluate import Evaluation
+from mulstm.evaluate import Evaluation, Losses
 from mulstm.nn.model import LanguageModel
 from mulstm.nn.packed import check_kernels
 from mulstm.ops import State, modes
@@ -267,6 +267,12 @@ def evaluate_dynamic(
         seconds=time.perf_counter() - started,
         losses=losses.cpu().numpy(),
     )
+
+
+def got_worse(losses: Losses) -> bool:
+    """Whether a text's last tenth cost more than twice its first, which had a cold start."""
+    tenth = len(losses) // 10
+    return bool(tenth and losses[-tenth:].mean() > 2 * losses[:tenth].mean())
 
 
 def _require_text(split: Split) -> None:

@@ -151,7 +151,7 @@ def replacing(path: Path, like: os.stat_result | None = None) -> Iterator[Path]:
 
 
 def _give_rights_of(path: Path, like: os.stat_result) -> None:
-    """Lets those read and write it who may the other; no group where its own cannot be had.
+    """Lets those read and write it who may the other; where its group cannot be had, another is as strangers.
 
     That a program runs with its owner's rights is left out: the owner may be another now.
     """
@@ -160,7 +160,7 @@ def _give_rights_of(path: Path, like: os.stat_result) -> None:
         try:
             os.chown(path, -1, like.st_gid)
         except OSError:
-            mode &= ~0o070
+            mode = mode & ~0o070 | mode & (mode & 0o007) << 3
     path.chmod(mode)
 
 

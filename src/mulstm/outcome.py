@@ -15,6 +15,7 @@ from mulstm.evaluate import Evaluation, evaluate, evaluate_together
 from mulstm.job import Job
 from mulstm.nn.model import LanguageModel
 from mulstm.recipe import Recipe
+from mulstm.record_corpus import RecordSplit
 from mulstm.report.records import CUT, CUT_SHORT
 from mulstm.resume import TextChangedError
 from mulstm.signals import heeding
@@ -48,9 +49,12 @@ def measure(job: Job, model: LanguageModel, calibration: Calibration | None) -> 
     splits = [part for name in ("valid", "test") if (part := job.corpus.split(name)).symbols_count]
     is_due = job.recipe.evaluate.calibrate and calibration is None
     if is_due and any(part.name == "valid" for part in splits):
+        is_enough = _is_enough_to_calibrate(job)
         if job.screen is not None:
-            job.screen.note("calibrating on the valid part")
-        calibration = calibrate(model, partial(valid_bits, job, model))
+            why_not = "not calibrated: of the valid part too little is read at a stretch"
+            job.screen.note("calibrating on the valid part" if is_enough else why_not)
+        if is_enough:
+            calibration = calibrate(model, partial(valid_bits, job, model))
     if job.screen is not None:
         for part in splits:
             job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
@@ -61,6 +65,14 @@ def measure(job: Job, model: LanguageModel, calibration: Calibration | None) -> 
     if jobs.is_another(job.corpus, job.facts):
         raise TextChangedError(job.folder)
     return Outcome(dict(zip((part.name for part in splits), found, strict=True)), calibration)
+
+
+def _is_enough_to_calibrate(job: Job) -> bool:
+    """A few symbols, or many after few each, would only say how sure to be of the beginnings of texts."""
+    asked, part = job.recipe.evaluate, job.corpus.split("valid")
+    read = min(part.symbols_count, asked.symbols or part.symbols_count)
+    lanes = 1 if isinstance(part, RecordSplit) else asked.lanes
+    return read // lanes >= recipes.VALID_LANE
 
 
 def record(job: Job, outcome: Outcome, seconds: float) -> dict[str, Any]:

@@ -135,13 +135,23 @@ def pick(device: str, local_rank: int = 0) -> torch.device:
     return chosen
 
 
+def processes() -> int:
+    """How many there are, as torchrun's environment says."""
+    return _told("WORLD_SIZE", 1, default="1")
+
+
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[Share]:
     """This process's share, as torchrun's environment says; leaves the group in good order."""
-    count = _told("WORLD_SIZE", 1, default="1")
+    count = processes()
     if count == 1:
         yield Share(device=pick(device))
         return
+    if dist.is_initialized():
+        raise BackendError(
+            "This program has joined its processes itself. "
+            "Call torch.distributed.destroy_process_group() first, or start one process."
+        )
     rank = _told("RANK", 0)
     where = pick(device, _told("LOCAL_RANK", 0, default="0"))
     kind = "nccl" if where.type == "cuda" else "gloo"

@@ -164,6 +164,13 @@ def test_records_are_no_text(call: Call, tmp_path: Path, monkeypatch: pytest.Mon
     assert '"mulstm score --json" with --losses or --words' in err
 
 
+@pytest.mark.parametrize(("rate", "is_warned"), [(1, True), (1e-6, False)])
+def test_a_model_that_learning_spoils(rate: float, is_warned: bool, call: Call, trained: Path) -> None:
+    answer = call("evaluate", trained, "--dynamic", "--rate", rate)
+    assert answer.code == 0
+    assert ("warning: the text's end costs more than twice" in answer.err) == is_warned
+
+
 def test_dynamic_figures_into_a_record(
     call: Call, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

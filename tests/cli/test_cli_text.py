@@ -139,5 +139,7 @@ def test_the_lanes_are_those_of_the_record(call: Call, run: Path) -> None:
         assert found["lanes"] == 5
         assert found["bits_per_char"] == record["test_bits_per_char"]
     Path("other.txt").write_bytes(made_text(300))
-    assert json.loads(call("evaluate", run, "other.txt", "--json", "-q").out)["lanes"] == 10
+    assert json.loads(call("evaluate", run, "other.txt", "--json", "-q").out)["lanes"] == 1
+    Path("long.txt").write_bytes(made_text(300) * (5_000 // 300 + 1))
+    assert json.loads(call("evaluate", run, "long.txt", "--json", "-q").out)["lanes"] == 10
     assert json.loads(call("evaluate", run, "--lanes", 7, "--json", "-q").out)["lanes"] == 7

@@ -142,11 +142,17 @@ def test_what_is_made_anew_cannot_be_scaled() -> None:
             calibrate(one, lambda: 1.0)
 
 
+@pytest.fixture
+def little_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "VALID_LANE", 1)
+
+
 def overfitted(tiny: Tiny, *more: str) -> recipe.Recipe:
     """A run whose model is far too sure of itself: its training text is short, its updates are many."""
     return tiny("evaluate.calibrate=true", "train.updates=60", "optimiser.rate=3e-2", *more)
 
 
+@pytest.mark.usefixtures("little_is_enough")
 def test_a_run_with_it_keeps_and_measures_the_calibrated_model(tiny: Tiny, tmp_path: Path) -> None:
     plain, folder = run(overfitted(tiny, "evaluate.calibrate=false"), tmp_path / "plain")
     record, with_it = run(overfitted(tiny), tmp_path / "with")
@@ -171,6 +177,7 @@ def test_a_run_with_it_keeps_and_measures_the_calibrated_model(tiny: Tiny, tmp_p
     assert any(torch.equal(tensor, was["W_out"]) for tensor in state.values())
 
 
+@pytest.mark.usefixtures("little_is_enough")
 def test_with_patience_the_best_model_is_calibrated(tiny: Tiny, tmp_path: Path) -> None:
     patient = ("evaluate.patience=3", "train.save_every=1e-9")
     record, folder = run(overfitted(tiny, *patient), tmp_path)
@@ -179,6 +186,7 @@ def test_with_patience_the_best_model_is_calibrated(tiny: Tiny, tmp_path: Path) 
     assert best.meta["metrics"]["update"] == record["best_valid_update"]
 
 
+@pytest.mark.usefixtures("little_is_enough")
 def test_a_run_that_is_measured_again_comes_to_the_same(tiny: Tiny, tmp_path: Path) -> None:
     for more in ((), ("evaluate.patience=3",)):
         record, folder = run(overfitted(tiny, *more), tmp_path / str(len(more)))
@@ -189,6 +197,7 @@ def test_a_run_that_is_measured_again_comes_to_the_same(tiny: Tiny, tmp_path: Pa
         assert again["calibration"] == record["calibration"]
 
 
+@pytest.mark.usefixtures("little_is_enough")
 def test_a_run_whose_time_was_over_goes_on_with_the_model_as_it_was_trained(
     tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -200,6 +209,7 @@ def test_a_run_whose_time_was_over_goes_on_with_the_model_as_it_was_trained(
     assert record["fingerprint"] == run(recipe, tmp_path / "whole")[0]["fingerprint"]
 
 
+@pytest.mark.usefixtures("little_is_enough")
 def test_a_signal_meanwhile_loses_nothing(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,3 +237,13 @@ def test_a_signal_meanwhile_loses_nothing(
 def test_it_wants_a_validation_part(tiny: Tiny) -> None:
     with pytest.raises(RecipeError, match=r"evaluate\.calibrate needs a validation part"):
         overfitted(tiny, "data.split=95-0-5")
+
+
+@pytest.mark.parametrize(("lanes", "is_calibrated"), [(1, True), (2, False)])
+def test_too_little_text_at_a_stretch_is_not_calibrated_by(
+    lanes: int, is_calibrated: bool, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = overfitted(tiny, f"evaluate.lanes={lanes}", "evaluate.symbols=100")
+    monkeypatch.setattr(recipe, "VALID_LANE", 100)
+    record, _ = run(asked, tmp_path)
+    assert ("calibration" in record) == is_calibrated

@@ -16,7 +16,7 @@ from made import repeating_text
 from mulstm import adapt, dynamic, record_corpus, tensorfile
 from mulstm.data import corpus
 from mulstm.data.text import Text
-from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, kept_statistics
+from mulstm.dynamic import Settings, evaluate_dynamic, gather_statistics, got_worse, kept_statistics
 from mulstm.errors import BackendError, CheckpointError, DataError, MulstmError
 from mulstm.evaluate import Evaluation, evaluate
 from mulstm.nn.model import LanguageModel
@@ -88,6 +88,13 @@ def test_divergence_is_told(model, text) -> None:
     R = gather_statistics(model, text.split("train"), lanes=4, segment=7, batches=5)
     with pytest.raises(DataError, match="diverged"):
         evaluate_dynamic(model, text.split("test"), R, dataclasses.replace(SETTINGS, rate=1e38))
+
+
+@pytest.mark.parametrize(("first", "last", "worse"), [(1.0, 1.9, False), (1.0, 2.1, True), (3.0, 1.0, False)])
+def test_a_text_whose_end_costs_too_much(first: float, last: float, worse: bool) -> None:
+    losses = np.repeat(np.float32([first, (first + last) / 2, last]), [100, 800, 100])
+    assert got_worse(losses) == worse
+    assert not got_worse(losses[-9:])  # no tenth at all
 
 
 def test_a_model_that_gives_no_number_has_no_statistics(model, text, tmp_path) -> None:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -132,6 +133,20 @@ def test_a_group_keeps_what_it_may_read_and_no_other_gets_it(
         pass
     assert given == [(-1, theirs.st_gid)]
     assert (tmp_path / "copy").stat().st_mode & 0o777 == (0o640 if is_allowed else 0o600)
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [(0o644, 0o644), (0o664, 0o644), (0o604, 0o604), (0o646, 0o646)])
+def test_another_group_may_what_strangers_may(
+    mode: int, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shared"
+    path.touch()
+    path.chmod(mode)
+    own = path.stat()
+    monkeypatch.setattr("os.chown", Mock(side_effect=PermissionError(errno.EPERM, "not permitted")))
+    with files.replacing(tmp_path / "copy", os.stat_result((*own[:5], own.st_gid + 1, *own[6:]))):
+        pass
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == wanted
 
 
 def test_a_link_in_the_way_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,6 +322,18 @@ def test_exported_for_any_number_of_lanes() -> None:
     torch.testing.assert_close(program.module()(x)[0], module(x)[0])
 
 
+@pytest.mark.parametrize("cell", ["mlstm", "milstm", "rnn"])
+def test_an_exported_model_takes_any_number_of_lanes_and_can_be_saved(cell: str, tmp_path: Path) -> None:
+    model = LanguageModel(ModelRecipe(cell=cell, hidden=8, embedding=4), 20).eval()
+    lanes = torch.export.Dim("lanes")
+    program = torch.export.export(model, (torch.randint(20, (3, 7)),), dynamic_shapes=({0: lanes},))
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for B in (1, 2, 30):
+        x = torch.randint(20, (B, 7))
+        torch.testing.assert_close(loaded(x), model(x))
+
+
 def test_many_gradients_at_once() -> None:
     module, x = MultiplicativeLSTM(16, 512), torch.randn(20, 32, 16, requires_grad=True)  # 1 MiB and more
     h, _ = module(x)

@@ -277,13 +277,22 @@ def test_the_recipe_suits_texts_of_any_length(symbols: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("valid", "lanes"), [(0, 100), (1, 1), (499, 1), (3_000, 6), (49_999, 99), (50_000, 100), (10**9, 100)]
+    ("valid", "lanes", "final"),
+    [
+        (0, 100, 10),
+        (1, 1, 1),
+        (499, 1, 1),
+        (3_000, 6, 6),
+        (49_999, 99, 10),
+        (50_000, 100, 10),
+        (10**9, 100, 10),
+    ],
 )
-def test_a_short_validation_part_is_read_in_few_lanes(valid: int, lanes: int) -> None:
+def test_a_short_validation_part_is_read_in_few_lanes(valid: int, lanes: int, final: int) -> None:
     """Each lane starts cold, so a lane of a few symbols says little of the model."""
     start = recipe.load("text")
     got = recipe.fit(start, 10**6, valid=valid)
-    assert got.evaluate == replace(start.evaluate, lanes=lanes)
+    assert got.evaluate == replace(start.evaluate, lanes=lanes, final_lanes=final)
     recipe.check(got)
 
 
@@ -292,6 +301,28 @@ def test_validation_lanes_suit_what_is_read_of_the_part() -> None:
     assert recipe.fit(recipe.load("text", overrides), 10**6, overrides, valid=10**6).evaluate.lanes == 10
     overrides = ["evaluate.lanes=90"]
     assert recipe.fit(recipe.load("text", overrides), 10**6, overrides, valid=100).evaluate.lanes == 90
+
+
+def test_final_lanes_that_were_asked_for_stay() -> None:
+    given = ["evaluate.final_lanes=7"]
+    assert recipe.fit(recipe.load("text", given), 10**6, given, valid=100).evaluate.final_lanes == 7
+
+
+@pytest.mark.parametrize(("symbols", "processes", "lanes"), [(12_500, 2, 14), (12_500, 1, 15), (100, 3, 3)])
+def test_lanes_can_be_shared_by_the_processes(symbols: int, processes: int, lanes: int) -> None:
+    start = recipe.load("text", ["train.chunk=100"])
+    assert recipe.fit(start, symbols, ["train.chunk=100"], processes=processes).train.lanes == lanes
+
+
+@pytest.mark.parametrize(("text", "number"), [(".5", 0.5), ("5.", 5.0), ("-.5e0", -0.5)])
+def test_numbers_that_toml_does_not_know(text: str, number: float) -> None:
+    assert recipe.load("text", [f"init.forget_bias={text}"]).init.forget_bias == number
+
+
+@pytest.mark.parametrize("text", [".", "inf", "one", ""])
+def test_what_is_no_number(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"init\.forget_bias"):
+        recipe.load("text", [f"init.forget_bias={text}"])
 
 
 @pytest.mark.parametrize(

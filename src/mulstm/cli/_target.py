@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from mulstm import checkpoint, recipe, record_corpus, runs
+from mulstm import checkpoint, parallel, recipe, record_corpus, runs
 from mulstm.cli._text import require_one_meaning, two_meanings
 from mulstm.convention import name_of
 from mulstm.data.corpus import is_hidden
@@ -67,7 +67,7 @@ def recipe_for(
         # A lane without a record would only wait.
         lanes = min(found.train.lanes, sizes.records)
         found = replace(found, train=replace(found.train, lanes=lanes))
-    fitted = recipe.fit(found, sizes.train, overrides, valid=sizes.valid)
+    fitted = recipe.fit(found, sizes.train, overrides, valid=sizes.valid, processes=parallel.processes())
     recipe.check(fitted)
     return fitted
 

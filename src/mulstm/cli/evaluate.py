@@ -13,6 +13,7 @@ import typer
 from mulstm import console
 from mulstm.cli._options import AsJson, DataDir, Device, Model, PartName, Precision, Quiet
 from mulstm.cli._output import Force, require_room
+from mulstm.recipe import lanes_for
 
 if TYPE_CHECKING:
     from mulstm.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ def command(
             "--lanes",
             min=1,
             help="Stretches the text is read in (default: evaluate.final_lanes of the model's recipe for "
-            "its own text, 10 for another; dynamic: 1).",
+            "its own text, 10 for another, fewer for a short one; dynamic: 1).",
         ),
     ] = None,
     chunk: Annotated[
@@ -101,7 +102,7 @@ def command(
     from mulstm import adapt, checkpoint, files, parallel
     from mulstm.cli._text import is_own, part_of
     from mulstm.data.known import recounted
-    from mulstm.dynamic import Settings, evaluate_dynamic
+    from mulstm.dynamic import Settings, evaluate_dynamic, got_worse
     from mulstm.evaluate import evaluate
     from mulstm.interop.npz import write_npy
     from mulstm.report.records import add_dynamic
@@ -136,9 +137,15 @@ def command(
         moved = adapt.prepare(loaded, asked, trained, folded=not as_trained, quiet=quiet)
         lanes, how = 1, (moved.model, part, moved.statistics, moved.settings)
         found = _watched(total, quiet, partial(evaluate_dynamic, *how, symbols=symbols))
+        if found.losses is not None and got_worse(found.losses):
+            rate = moved.settings.rate_of(loaded.model)
+            console.note(
+                "warning: the text's end costs more than twice its beginning, so learning may have spoilt "
+                f"the model. Compare with --rate 0 --pull 0, or try less than --rate {rate:g}."
+            )
     else:
         keep = losses or words
-        lanes = lanes or (loaded.recipe.evaluate.final_lanes if own else 10)
+        lanes = lanes or (loaded.recipe.evaluate.final_lanes if own else lanes_for(total))
         measure = partial(evaluate, loaded.model, part, lanes, chunk, symbols=symbols, losses=keep)
         found = _watched(total, quiet, measure)
     found.require_number(precision)

@@ -11,6 +11,7 @@ import typer
 from mulstm import console
 from mulstm.cli._options import AsJson, DataDir, Device, Model, PartName
 from mulstm.errors import CheckpointError
+from mulstm.recipe import lanes_for
 
 
 def command(
@@ -26,7 +27,12 @@ def command(
     delays: Annotated[
         int, typer.Option("--delays", min=1, max=100, help="How many steps to look after it.")
     ] = 4,
-    lanes: Annotated[int, typer.Option("--lanes", min=1, help="Stretches the text is read in.")] = 10,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            "--lanes", min=1, help="Stretches the text is read in (default: 10, fewer for a short text)."
+        ),
+    ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -49,6 +55,7 @@ def command(
             f"{a} and {b} have different alphabets. Compare models trained on one alphabet."
         )
     part = part_of(pair[0], text, is_own(pair[0], text), split, data_dir)
+    lanes = lanes or lanes_for(part.symbols_count)
     losses = []
     for one in pair:
         cost = evaluate(one.model, part, lanes, losses=True)

@@ -283,7 +283,9 @@ class LanguageModel(Keeping):
     def _prepared(self, masks: Masks, symbols: int, dtype: torch.dtype) -> Prepared:
         """Weights as they act. In evaluation they are kept until a parameter changes."""
         if not self.keeps_or_forgets() or masks.weights:
-            return self._prepare(masks, tabled=masks.embedding is None and symbols >= self.alphabet_size)
+            # An exported program is to take any number of lanes.
+            is_worth_it = torch.compiler.is_exporting() or symbols >= self.alphabet_size
+            return self._prepare(masks, tabled=masks.embedding is None and is_worth_it)
         return self._kept.get(parameters_of(self), dtype, self._prepare_to_keep)
 
     def _prepare_to_keep(self) -> Prepared:

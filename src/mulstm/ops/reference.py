@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 # The order of the four stacked blocks of z, as the paper lists them; fast code takes z apart in this order.
 GATES = ("h_hat", "i", "o", "f")
@@ -27,6 +28,10 @@ class State(NamedTuple):
     def detach(self) -> State:
         """Without its history: gradients stop here."""
         return State(self.h.detach(), self.c.detach())
+
+
+# By this name an exported program that gives one can be saved.
+pytree._register_namedtuple(State, serialized_type_name="mulstm.ops.State")
 
 
 def blocks(unit: str) -> int:

@@ -1,7 +1,19 @@
 """A recipe is the whole of a run: what is not in it, or on the command line, did not happen."""
 
 from mulstm.recipe.compare import changes_since, completed, departures, differences, flat, settings
-from mulstm.recipe.reading import as_dict, check, dumps, fit, from_dict, load, names, notes_of, overridden
+from mulstm.recipe.reading import (
+    VALID_LANE,
+    as_dict,
+    check,
+    dumps,
+    fit,
+    from_dict,
+    lanes_for,
+    load,
+    names,
+    notes_of,
+    overridden,
+)
 from mulstm.recipe.rules import DEEPEST, RULES, parse_split
 from mulstm.recipe.schema import (
     CELLS,
@@ -32,6 +44,7 @@ __all__ = [
     "RULES",
     "SECTIONS",
     "UNITS",
+    "VALID_LANE",
     "DataRecipe",
     "DropoutRecipe",
     "DynamicRecipe",
@@ -51,6 +64,7 @@ __all__ = [
     "fit",
     "flat",
     "from_dict",
+    "lanes_for",
     "load",
     "names",
     "notes_of",

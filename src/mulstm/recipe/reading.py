@@ -45,13 +45,15 @@ def load(name_or_path: str | Path, overrides: Sequence[str] = (), *, is_fitted: 
     return from_dict(table, source=f"recipe {name_or_path}", faults=faults, is_fitted=is_fitted)
 
 
-def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: int = 0) -> Recipe:
+def fit(
+    recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: int = 0, processes: int = 1
+) -> Recipe:
     """The recipe made to suit a training text of so many symbols; what `overrides` name stays.
 
     Where the text is short, fewer lanes, then shorter chunks (a lane holds at least eight, so that carried
     state means something), and more epochs; where it is long, no more updates than a day will do. The rate
     rises for a tenth of the run at most. A validation part of `valid` symbols, where there is one, is read
-    in no more lanes than it can fill.
+    in no more lanes than it can fill. Several processes get as many lanes each.
     """
     given = overridden(overrides)
     train = recipe.train
@@ -59,7 +61,8 @@ def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: i
         lanes = train.lanes if "train.lanes" in given else 1
         train = replace(train, chunk=max(1, min(train.chunk, symbols // (8 * lanes))))
     if "train.lanes" not in given:
-        train = replace(train, lanes=max(1, min(train.lanes, symbols // (8 * train.chunk))))
+        lanes = min(train.lanes, symbols // (8 * train.chunk))
+        train = replace(train, lanes=processes * max(1, lanes // processes))
     epoch = max(1, symbols // (train.lanes * train.chunk))
     if not given & {"train.epochs", "train.updates"}:
         epochs = min(max(train.epochs, FEWEST_UPDATES / epoch), 4 * train.epochs, MOST_UPDATES / epoch)
@@ -70,9 +73,15 @@ def fit(recipe: Recipe, symbols: int, overrides: Sequence[str] = (), *, valid: i
         optimiser = replace(optimiser, warmup=min(optimiser.warmup, updates // 10))
     evaluate = recipe.evaluate
     if valid and "evaluate.lanes" not in given:
-        read = min(valid, evaluate.symbols or valid)
-        evaluate = replace(evaluate, lanes=max(1, min(evaluate.lanes, read // VALID_LANE)))
+        evaluate = replace(evaluate, lanes=lanes_for(min(valid, evaluate.symbols or valid), evaluate.lanes))
+    if valid and "evaluate.final_lanes" not in given:
+        evaluate = replace(evaluate, final_lanes=lanes_for(valid, evaluate.final_lanes))
     return replace(recipe, train=train, optimiser=optimiser, evaluate=evaluate)
+
+
+def lanes_for(symbols: int, most: int = 10) -> int:
+    """In how many stretches so short a text is evaluated."""
+    return max(1, min(most, symbols // VALID_LANE))
 
 
 def overridden(overrides: Sequence[str]) -> set[str]:
@@ -220,6 +229,8 @@ def _override(table: Table, override: str, faults: list[str]) -> None:
             value = tomllib.loads(f"v = {text}")["v"]
         except (ValueError, RecursionError):
             value = text
+            if KEYS[key] is float and re.fullmatch(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", text):  # TOML has no .5
+                value = float(text)
         section, _, name = key.rpartition(".")
         # A corpus may well be called 1984: text keys take the words as they stand.
         value = text if KEYS[key] is str and not isinstance(value, str) else value
