@@ -132,6 +132,11 @@ def test_models_of_records_are_sent_to_score(
     assert call("evaluate", folder, "t.txt", "-q").code == 0
 
 
+def test_a_name_of_two_lines_stays_in_one(call: Call, run: Path) -> None:
+    Path("a\nb.txt").write_bytes(made_text(300))
+    assert call("evaluate", run, "a\nb.txt", "-q").out.count("\n") == 1
+
+
 def test_the_lanes_are_those_of_the_record(call: Call, run: Path) -> None:
     record = json.loads((run / "metrics.json").read_text())
     for given in ((), ("my.txt",)):

@@ -204,7 +204,7 @@ def _facts(
 
 def _told(part: Split, found: Evaluation) -> str:
     line = f"{found.bits_per_char:.4f} bits/char on {console.counted(found.symbols, 'symbol')}"
-    line += f" of {part.corpus} ({part.name})"
+    line += f" of {console.in_line(part.corpus)} ({part.name})"
     if found.words:
         perplexity = console.decimal(found.word_perplexity, 2)
         line += f", word perplexity {perplexity} on {found.words:,} words"
