@@ -50,6 +50,14 @@ def test_an_environment_that_torchrun_did_not_make(
         parallel.joined("cpu").__enter__()
 
 
+def test_a_program_that_joined_its_processes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    with pytest.raises(BackendError, match="destroy_process_group"), parallel.joined("cpu"):
+        pass
+
+
 def test_a_folder_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
     name = Path(os.fsdecode(b"runs/caf\xe9"))
     parallel.dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
