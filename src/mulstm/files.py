@@ -151,9 +151,10 @@ def replacing(path: Path, like: os.stat_result | None = None) -> Iterator[Path]:
 
 
 def _give_rights_of(path: Path, like: os.stat_result) -> None:
-    """Lets those read and write it who may the other; where its group cannot be had, another is as strangers.
+    """Lets those read and write it who may the other.
 
-    That a program runs with its owner's rights is left out: the owner may be another now.
+    Where its group cannot be had, another may what strangers may, and no more than its own might. That a
+    program runs with its owner's rights is left out: the owner may be another now.
     """
     mode = like.st_mode & 0o777
     if path.stat().st_gid != like.st_gid:

@@ -49,15 +49,13 @@ def measure(job: Job, model: LanguageModel, calibration: Calibration | None) -> 
     splits = [part for name in ("valid", "test") if (part := job.corpus.split(name)).symbols_count]
     is_due = job.recipe.evaluate.calibrate and calibration is None
     if is_due and any(part.name == "valid" for part in splits):
-        is_enough = _is_enough_to_calibrate(job)
-        if job.screen is not None:
-            why_not = "not calibrated: of the valid part too little is read at a stretch"
-            job.screen.note("calibrating on the valid part" if is_enough else why_not)
-        if is_enough:
+        if _is_enough_to_calibrate(job):
+            _note(job, "calibrating on the valid part")
             calibration = calibrate(model, partial(valid_bits, job, model))
-    if job.screen is not None:
-        for part in splits:
-            job.screen.note(f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
+        else:
+            _note(job, "not calibrated: of the valid part too little is read at a stretch")
+    for part in splits:
+        _note(job, f"measuring on all {part.symbols_count:,} symbols of the {part.name} part")
     lanes = job.recipe.evaluate.final_lanes
     heed = heeding(job.signals)
     found = evaluate_together(model, splits, lanes, progress=heed)
@@ -65,6 +63,11 @@ def measure(job: Job, model: LanguageModel, calibration: Calibration | None) -> 
     if jobs.is_another(job.corpus, job.facts):
         raise TextChangedError(job.folder)
     return Outcome(dict(zip((part.name for part in splits), found, strict=True)), calibration)
+
+
+def _note(job: Job, text: str) -> None:
+    if job.screen is not None:
+        job.screen.note(text)
 
 
 def _is_enough_to_calibrate(job: Job) -> bool:

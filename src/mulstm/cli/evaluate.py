@@ -138,10 +138,9 @@ def command(
         lanes, how = 1, (moved.model, part, moved.statistics, moved.settings)
         found = _watched(total, quiet, partial(evaluate_dynamic, *how, symbols=symbols))
         if found.losses is not None and got_worse(found.losses):
-            rate = moved.settings.rate_of(loaded.model)
             console.note(
                 "warning: the text's end costs more than twice its beginning, so learning may have spoilt "
-                f"the model. Compare with --rate 0 --pull 0, or try less than --rate {rate:g}."
+                f"the model. Compare with --rate 0 --pull 0, or try less than --rate {moved.facts['rate']:g}."
             )
     else:
         keep = losses or words

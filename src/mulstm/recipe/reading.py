@@ -80,7 +80,7 @@ def fit(
 
 
 def lanes_for(symbols: int, most: int = 10) -> int:
-    """In how many stretches so short a text is evaluated."""
+    """In how many stretches a text is evaluated: those of a short one would be too short."""
     return max(1, min(most, symbols // VALID_LANE))
 
 
